@@ -1,0 +1,118 @@
+"""The face every kernel backend shows to the models: tensors and page tables, nothing of requests."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class AttnMeta:
+    """All that attention may read of a step. int32 on CPU unless said otherwise; FlashInfer's own arrays.
+
+    Row i owns query tokens `qo_indptr[i]:qo_indptr[i+1]` and pages
+    `kv_indices[kv_indptr[i]:kv_indptr[i+1]]`; its kv_len is (pages-1)*page_size + last_page_len[i] and counts
+    this step's tokens. The causal mask is aligned to the end.
+    """
+
+    page_size: int
+    qo_indptr: Tensor  # [rows+1]
+    kv_indptr: Tensor  # [rows+1]
+    kv_indices: Tensor  # [total pages]
+    last_page_len: Tensor  # [rows]
+    kv_lens: Tensor  # [rows]
+    positions: Tensor  # [tokens]
+    slots: Tensor  # [tokens] int64, page * page_size + offset
+    copy_src: Tensor  # [copies] int64 slots
+    copy_dst: Tensor  # [copies] int64 slots
+    share_indptr: Tensor  # [groups+1] rows of a group share their first pages
+    share_n_pages: Tensor  # [groups]
+
+
+@dataclass(frozen=True, slots=True)
+class LayerSpec:
+    """What one attention layer is."""
+
+    n_heads: int
+    n_kv_heads: int
+    head_dim: int
+    scale: float
+    window: int = -1  # keys a query sees besides itself; -1: all
+    soft_cap: float = 0.0  # cap * tanh(x / cap) on scaled scores; 0: off
+
+
+class KVStore:
+    """Paged keys and values of every layer: `[n_pages, page_size, n_kv_heads, head_dim]` each (NHD)."""
+
+    def __init__(
+        self,
+        n_layers: int,
+        n_pages: int,
+        page_size: int,
+        n_kv_heads: int,
+        head_dim: int,
+        dtype: torch.dtype,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        shape = (n_pages, page_size, n_kv_heads, head_dim)
+        self.page_size = page_size
+        self.k = [torch.zeros(shape, dtype=dtype, device=device) for _ in range(n_layers)]
+        self.v = [torch.zeros(shape, dtype=dtype, device=device) for _ in range(n_layers)]
+
+    def store(self, layer: int, k: Tensor, v: Tensor, slots: Tensor) -> None:
+        """Write k, v `[tokens, n_kv_heads, head_dim]` at `slots`."""
+        self.k[layer].flatten(0, 1)[slots] = k.to(self.k[layer].dtype)
+        self.v[layer].flatten(0, 1)[slots] = v.to(self.v[layer].dtype)
+
+    def copy(self, layer: int, src: Tensor, dst: Tensor) -> None:
+        """Copy slots within one layer; no destination is also a source."""
+        for pool in (self.k[layer], self.v[layer]):
+            flat = pool.flatten(0, 1)
+            flat[dst] = flat[src]
+
+
+Linear = Callable[[Tensor], Tensor]
+
+
+class Ops(Protocol):
+    """The operations a model is written in. One implementation a backend, chosen once at start.
+
+    Law: every operation gives a token's result from that token's own row only, bit for bit, whatever the
+    other rows are and however many.
+    """
+
+    name: str
+
+    def linear(self, weight: Tensor, bias: Tensor | None = None) -> Linear:
+        """Pack `weight` [out, in] once and return x [tokens, in] -> [tokens, out]."""
+        ...
+
+    def embedding(self, ids: Tensor, weight: Tensor) -> Tensor: ...
+
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor: ...
+
+    def add_rms_norm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+        """(norm(x + residual), x + residual)."""
+        ...
+
+    def silu_mul(self, gate_up: Tensor) -> Tensor:
+        """[tokens, 2h] -> silu(first half) * second half, [tokens, h]."""
+        ...
+
+    def rope(self, q: Tensor, k: Tensor, positions: Tensor, cos_sin: Tensor) -> tuple[Tensor, Tensor]:
+        """Rotate (neox halves) q [tokens, heads, d] and k; cos_sin [max positions, d] float32 = cos | sin."""
+        ...
+
+    def plan(self, meta: AttnMeta, spec: LayerSpec) -> None:
+        """Once a step and distinct LayerSpec, before the layers run."""
+        ...
+
+    def attend(
+        self, layer: int, q: Tensor, k: Tensor, v: Tensor, kv: KVStore, meta: AttnMeta, spec: LayerSpec
+    ) -> Tensor:
+        """Store k, v at meta.slots, run meta's copies in this layer, then attend. Returns [tokens, heads, d]."""
+        ...

@@ -1,0 +1,95 @@
+"""The engine's options: one source of truth for the flags, environment variables and YAML keys."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from runtime.errors import InvalidRequest
+
+DEFAULT_MODEL = "smollm2-135m"
+
+
+def _opt(default: object, text: str, *, flag: str | None = None, group: str = "model", choices: tuple[str, ...] = ()):  # type: ignore[no-untyped-def]
+    """A documented option. `flag` overrides the name derived from the field."""
+    return field(default=default, metadata={"help": text, "flag": flag, "group": group, "choices": choices})
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineConfig:
+    """What the scheduler and the runner are started with."""
+
+    model: str = _opt(DEFAULT_MODEL, "name of an embedded model, a Hugging Face folder, a GGUF file or a hub id")
+    served_model_name: str | None = _opt(None, "name shown to clients (default: the model's)")
+    dtype: str = _opt("auto", "type of weights and activations", choices=("auto", "float32", "bfloat16", "float16"))
+    quantization: str = _opt("auto", "weight quantisation", choices=("auto", "none", "int8", "q4"))
+    load_format: str = _opt(
+        "auto", "how weights are found; dummy: random", choices=("auto", "safetensors", "gguf", "dummy")
+    )
+    device: str = _opt("auto", "where the model runs", choices=("auto", "cpu", "cuda"))
+    backend: str = _opt(
+        "auto", "kernels", flag="--attention-backend", choices=("auto", "reference", "native", "flashinfer")
+    )
+    context_length: int | None = _opt(None, "longest prompt + answer, in tokens (default: the model's)")
+    threads: int | None = _opt(None, "CPU threads of the kernels (default: physical cores)")
+    seed: int = _opt(0, "seed of requests that bring none")
+
+    page_size: int = _opt(16, "tokens in a KV page", group="cache")
+    kv_pool_tokens: int | None = _opt(
+        None, "KV pool size in tokens (default: from free memory)", flag="--max-total-tokens", group="cache"
+    )
+    mem_fraction: float = _opt(
+        0.5, "share of free memory the KV pool may take", flag="--mem-fraction-static", group="cache"
+    )
+    kv_dtype: str = _opt(
+        "auto",
+        "type of cached KV",
+        flag="--kv-cache-dtype",
+        choices=("auto", "float32", "bfloat16", "float16", "int8", "fp8"),
+        group="cache",
+    )
+    prefix_cache: bool = _opt(True, "reuse shared prefixes (off only to compare)", flag="--radix-cache", group="cache")
+    eviction_policy: str = _opt(
+        "lru", "which unpinned KV goes first", choices=("lru", "lfu", "slru", "priority", "hints"), group="cache"
+    )
+
+    schedule_policy: str = _opt(
+        "lpm",
+        "order of waiting requests",
+        choices=("fcfs", "lpm", "dfs-weight", "priority", "program", "fair"),
+        group="scheduler",
+    )
+    overlap: bool = _opt(True, "plan step N+1 while step N runs", group="scheduler")
+    max_running: int = _opt(256, "requests in a batch", flag="--max-running-requests", group="scheduler")
+    max_queue: int = _opt(4096, "requests that may wait; more get 429", flag="--max-queued-requests", group="scheduler")
+    max_step_tokens: int = _opt(1024, "tokens of one step", flag="--max-step-tokens", group="scheduler")
+    chunk_tokens: int = _opt(
+        512, "tokens of one request's prefill in one step", flag="--chunked-prefill-size", group="scheduler"
+    )
+    max_itl_inflation: float = _opt(1.5, "how much a prefill may stretch a step of running streams", group="scheduler")
+    stall_s: float = _opt(
+        60.0, "seconds without progress before health turns 503", flag="--watchdog-timeout", group="scheduler"
+    )
+    trace_steps: str | None = _opt(None, "write a Chrome trace of every step to this file", group="scheduler")
+    audit: bool = _opt(False, "check every page's owner after every step (slow)", group="scheduler")
+
+    grammar_backend: str = _opt(
+        "auto", "structured output", choices=("auto", "xgrammar", "llguidance"), group="grammar"
+    )
+    jump_forward: bool = _opt(True, "append tokens the grammar forces without decoding them", group="grammar")
+
+    def __post_init__(self) -> None:
+        for name, low in (
+            ("page_size", 1),
+            ("max_running", 1),
+            ("max_queue", 0),
+            ("max_step_tokens", 1),
+            ("chunk_tokens", 1),
+        ):
+            if getattr(self, name) < low:
+                raise InvalidRequest(f"{name} must be at least {low}; got {getattr(self, name)}.", param=name)
+        if not 0.0 < self.mem_fraction < 1.0:
+            raise InvalidRequest(
+                f"mem_fraction must be between 0 and 1; got {self.mem_fraction}.", param="mem_fraction"
+            )
+        if self.max_itl_inflation < 1.0:
+            raise InvalidRequest("max_itl_inflation must be at least 1.", param="max_itl_inflation")
