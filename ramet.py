@@ -1,1 +1,110 @@
-"""Ramet."""
+"""Ramet: a radix-tree prefix-caching runtime for agentic LLM workloads.
+
+    import ramet as rt
+    with rt.Engine(model="smollm2-135m") as engine:
+        print(engine.generate("The capital of France is", max_tokens=8).text)
+
+Names are loaded when they are first used, so importing this module is quick.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+PACKAGES = ("radix", "kernels", "runtime", "frontend_lang")
+
+# public name -> the module that defines it
+_EXPORTS = {
+    "Engine": "runtime.engine",
+    "GenerateResult": "runtime.engine",
+    "EngineConfig": "runtime.config",
+    "ServerConfig": "runtime.config",
+    "SamplingParams": "runtime.params",
+    "GrammarSpec": "runtime.messages",
+    "Hints": "runtime.messages",
+    "Usage": "runtime.messages",
+    "RametError": "runtime.errors",
+    "InvalidRequest": "runtime.errors",
+    "ContextLengthExceeded": "runtime.errors",
+    "NotFound": "runtime.errors",
+    "QueueFull": "runtime.errors",
+    "Unavailable": "runtime.errors",
+    "RequestFailed": "runtime.errors",
+    "RequestAborted": "runtime.errors",
+    "ModelLoadError": "runtime.errors",
+    "BackendUnavailable": "runtime.errors",
+}
+
+__all__ = ["__version__", *_EXPORTS]
+
+
+def _check_packages(home: Path) -> None:
+    """Raise ImportError if one of our packages would be imported from somewhere else than `home`."""
+    for name in PACKAGES:
+        spec = find_spec(name)
+        places = list(spec.submodule_search_locations or ()) if spec else []
+        if spec is not None and not places and spec.origin:
+            places = [spec.origin]
+        if home not in [Path(place).resolve().parent for place in places]:
+            raise ImportError(_shadowed(name, places, home))
+
+
+def _shadowed(name: str, places: list[str], home: Path) -> str:
+    if not places:
+        return f"Ramet's package {name!r} is missing from {home}; install ramet again."
+    from importlib.metadata import packages_distributions
+
+    owners = [owner for owner in packages_distributions().get(name, []) if owner != "ramet"]
+    whose = f"the distribution {owners[0]!r}" if owners else "something else"
+    return (
+        f"`import {name}` finds {places[0]}, which belongs to {whose}, not to Ramet (whose own is {home / name}). "
+        f"Ramet cannot run beside it: use a virtual environment of its own, "
+        f"or remove or rename the other {name!r} (also a folder of that name where Python was started)."
+    )
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _EXPORTS:
+        raise AttributeError(f"module 'ramet' has no attribute {name!r}")
+    value = getattr(import_module(_EXPORTS[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
+
+
+def main() -> None:
+    """The command `ramet`."""
+    from runtime.cli import main as cli
+
+    cli()
+
+
+_check_packages(Path(__file__).resolve().parent)
+
+if TYPE_CHECKING:  # for editors and type checkers: the same names as in _EXPORTS
+    from runtime.config import EngineConfig as EngineConfig
+    from runtime.config import ServerConfig as ServerConfig
+    from runtime.engine import Engine as Engine
+    from runtime.engine import GenerateResult as GenerateResult
+    from runtime.errors import BackendUnavailable as BackendUnavailable
+    from runtime.errors import ContextLengthExceeded as ContextLengthExceeded
+    from runtime.errors import InvalidRequest as InvalidRequest
+    from runtime.errors import ModelLoadError as ModelLoadError
+    from runtime.errors import NotFound as NotFound
+    from runtime.errors import QueueFull as QueueFull
+    from runtime.errors import RametError as RametError
+    from runtime.errors import RequestAborted as RequestAborted
+    from runtime.errors import RequestFailed as RequestFailed
+    from runtime.errors import Unavailable as Unavailable
+    from runtime.messages import GrammarSpec as GrammarSpec
+    from runtime.messages import Hints as Hints
+    from runtime.messages import Usage as Usage
+    from runtime.params import SamplingParams as SamplingParams

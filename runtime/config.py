@@ -1,4 +1,4 @@
-"""The engine's options: one source of truth for the flags, environment variables and YAML keys."""
+"""The options of engine and server: one source of truth for the flags, environment variables and YAML keys."""
 
 from __future__ import annotations
 
@@ -93,3 +93,43 @@ class EngineConfig:
             )
         if self.max_itl_inflation < 1.0:
             raise InvalidRequest("max_itl_inflation must be at least 1.", param="max_itl_inflation")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServerConfig:
+    """What `ramet serve` opens to the network, beside the engine's own options."""
+
+    host: str = _opt("127.0.0.1", "address to listen on (0.0.0.0: every interface)", group="server")
+    port: int = _opt(30000, "port to listen on (0: any free one)", group="server")
+    api_key: str | None = _opt(
+        None, "key that clients must send; several, comma separated, do not share cached prefixes", group="server"
+    )
+    cors_origins: str = _opt("*", "origins a browser may call from, comma separated", group="server")
+    root_path: str = _opt("", "path prefix a proxy in front has taken off", group="server")
+    max_body_bytes: int = _opt(64 * 2**20, "largest request body", group="server")
+    max_batch: int = _opt(1024, "most prompts x n in one HTTP request", flag="--max-batch-items", group="server")
+    response_store: int = _opt(1024, "responses kept for previous_response_id", group="server")
+    drain_timeout_s: float = _opt(
+        30.0, "seconds running streams get after SIGTERM or Ctrl-C", flag="--drain-timeout", group="server"
+    )
+
+    chat_template: str | None = _opt(None, "file with a Jinja chat template (default: the model's)", group="text")
+    tool_call_parser: str = _opt("auto", "how tool calls are read from text (auto: by the template)", group="text")
+    reasoning_parser: str = _opt("auto", "how thoughts are told from answers (auto: by the template)", group="text")
+
+    zmq_endpoint: str | None = _opt(None, "also speak ZMQ here, as tcp://127.0.0.1:30001 (default: off)", group="doors")
+    kv_events_config: str | None = _opt(
+        None, 'publish KV events; JSON as {"publisher":"zmq","endpoint":"tcp://*:5557"}', group="doors"
+    )
+
+    metrics: bool = _opt(True, "serve Prometheus metrics at /metrics", flag="--enable-metrics", group="logging")
+    log_level: str = _opt("info", "least level logged", choices=("debug", "info", "warning", "error"), group="logging")
+    log_format: str = _opt("text", "text for people, json for collectors", choices=("text", "json"), group="logging")
+    access_log: bool = _opt(True, "one line a request, with its timing", group="logging")
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.port <= 65535:
+            raise InvalidRequest(f"port must be from 0 to 65535; got {self.port}.", param="port")
+        for name, low in (("max_body_bytes", 1024), ("max_batch", 1), ("response_store", 0), ("drain_timeout_s", 0)):
+            if getattr(self, name) < low:
+                raise InvalidRequest(f"{name} must be at least {low}; got {getattr(self, name)}.", param=name)

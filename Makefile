@@ -1,0 +1,73 @@
+# Ramet. Every target does its own set-up (.venv, dependencies, model) and is quick the second time.
+#   make demo   a tool-using agent on a real model, with its prefix reuse shown
+#   make test   lint, types and the whole test suite
+#   make serve  the server on http://127.0.0.1:30000        (ARGS="--port 8000 ...")
+
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+MAKEFLAGS += --no-print-directory
+
+VENV := .venv
+BIN := $(VENV)/bin
+MODEL := smollm2-135m
+ARGS ?=
+# A pip index with a CPU build of torch, for machines without an NVIDIA GPU:
+#   make install TORCH_INDEX=https://download.pytorch.org/whl/cpu
+TORCH_INDEX ?=
+# The first Python of at least 3.11; PYTHON=... names another.
+PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
+	"$$p" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && { echo "$$p"; break; }; done)
+
+# What is installed depends on these files alone; a change of their content installs anew.
+INSTALLED := $(VENV)/.installed-$(shell cat pyproject.toml constraints.txt $(wildcard setup.py) | cksum | cut -d' ' -f1)
+
+.PHONY: help install model demo test lint types unit soak bench serve clean
+
+help:
+	@sed -n '1,4s/^# \{0,1\}//p' Makefile
+
+install: $(INSTALLED)
+
+$(INSTALLED):
+	@[ -n "$(PYTHON)" ] || { echo "Ramet needs Python 3.11 or newer; none was found. Name one: make PYTHON=/path/to/python3" >&2; exit 1; }
+	@if ! [ -x $(BIN)/python ] || ! $(BIN)/python -m pip --version >/dev/null 2>&1; then \
+		rm -rf $(VENV); \
+		"$(PYTHON)" -m venv $(VENV) || { echo "No virtual environment could be made; on Debian and Ubuntu: apt install python3-venv" >&2; exit 1; }; \
+	fi
+	@echo "Installing into $(VENV) (once; a few minutes)"
+	@# torch first and exactly pinned: a looser range can pull a build several gigabytes large.
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) \
+		"$$(grep -E '^torch==' constraints.txt)"
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@rm -f $(VENV)/.installed-* && touch $@
+
+model: $(INSTALLED)
+	@$(BIN)/ramet pull --quiet $(MODEL)
+
+demo: model
+	@$(BIN)/python examples/agent_tools.py $(ARGS)
+
+serve: model
+	@exec $(BIN)/ramet serve --model $(MODEL) $(ARGS)
+
+lint: $(INSTALLED)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(INSTALLED)
+	$(BIN)/mypy
+
+unit: model
+	$(BIN)/python -m pytest -m "not soak" $(ARGS)
+
+test: lint types unit
+
+soak: model
+	$(BIN)/python -m pytest -m soak --timeout 3600 $(ARGS)
+
+bench: model
+	$(BIN)/ramet bench serve $(ARGS)
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
