@@ -14,21 +14,19 @@ from runtime.text.gguf_meta import read_gguf_metadata
 from runtime.text.gguf_vocab import backend_from_gguf
 from runtime.text.vocab import token_bytes_of
 
-_TURN_ENDS = frozenset(  # names that end a turn, whatever the configuration forgets to say
-    [
-        "<|im_end|>",
-        "<|eot_id|>",
-        "<|eom_id|>",
-        "<|end|>",
-        "<|endoftext|>",
-        "<|end_of_text|>",
-        "<end_of_turn>",
-        "</s>",
-        "<|EOT|>",
-        "<|endofturn|>",
-        "<｜end▁of▁sentence｜>",
-        "<|END_OF_TURN_TOKEN|>",
-    ]
+_TURN_ENDS = (  # names that end a turn, whatever the configuration forgets to say
+    "<|im_end|>",
+    "<|eot_id|>",
+    "<|eom_id|>",
+    "<|end|>",
+    "<|endoftext|>",
+    "<|end_of_text|>",
+    "<end_of_turn>",
+    "</s>",
+    "<|EOT|>",
+    "<|endofturn|>",
+    "<｜end▁of▁sentence｜>",
+    "<|END_OF_TURN_TOKEN|>",
 )
 
 
