@@ -90,10 +90,11 @@ def main() -> None:
 _check_packages(Path(__file__).resolve().parent)
 
 if TYPE_CHECKING:  # for editors and type checkers: the same names as in _EXPORTS
-    from runtime.config import EngineConfig as EngineConfig
-    from runtime.config import ServerConfig as ServerConfig
     from runtime.engine import Engine as Engine
     from runtime.engine import GenerateResult as GenerateResult
+
+    from runtime.config import EngineConfig as EngineConfig
+    from runtime.config import ServerConfig as ServerConfig
     from runtime.errors import BackendUnavailable as BackendUnavailable
     from runtime.errors import ContextLengthExceeded as ContextLengthExceeded
     from runtime.errors import InvalidRequest as InvalidRequest

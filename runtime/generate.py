@@ -1,0 +1,452 @@
+"""Requests in, text out: what every door (HTTP, ZMQ, the Engine, the DSL) uses to generate.
+
+A Generator validates, submits, detokenises and aborts; it holds no KV and works from any event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import secrets
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
+
+import msgspec
+from msgspec.structs import replace
+
+from runtime.client import Health, SchedulerClient, is_last
+from runtime.config import EngineConfig
+from runtime.errors import (
+    InvalidRequest,
+    NotFound,
+    QueueFull,
+    RametError,
+    RequestAborted,
+    RequestFailed,
+    Unavailable,
+)
+from runtime.messages import (
+    Abort,
+    Finish,
+    Output,
+    Submit,
+    SubmitMany,
+    TokenLogprob,
+    Usage,
+    unpack_ids,
+)
+from runtime.params import MAX_N, SamplingParams
+from runtime.step import ModelSpec
+from runtime.text.detokenizer import IncrementalDetokenizer
+from runtime.validate import validate_submit
+
+TAIL_IDS = 4  # a character has at most four bytes, so a prompt's half character lies in its last ids
+SEED_WRAP = 1 << 64
+
+
+class TextTables(Protocol):
+    """What detokenising needs of a tokenizer."""
+
+    @property
+    def token_bytes(self) -> Sequence[bytes]: ...
+
+    @property
+    def special_ids(self) -> frozenset[int]: ...
+
+
+class Delta(msgspec.Struct, frozen=True, kw_only=True):
+    """News of one answer. `token_ids` are raw: a final EOS or stop token is among them, but not in `text`."""
+
+    index: int = 0
+    text: str = ""
+    token_ids: tuple[int, ...] = ()
+    logprobs: tuple[TokenLogprob, ...] | None = None
+    prompt_logprobs: tuple[TokenLogprob, ...] | None = None
+    finish: Finish | None = None
+    usage: Usage | None = None  # with the finish of the last segment
+    segment: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """One finished answer."""
+
+    index: int
+    text: str
+    token_ids: tuple[int, ...]
+    finish: Finish
+    usage: Usage
+    logprobs: tuple[TokenLogprob, ...] | None = None
+    prompt_logprobs: tuple[TokenLogprob, ...] | None = None
+
+
+def error_of(finish: Finish) -> RametError:
+    """The typed error that an error finish stands for."""
+    text = finish.message or "The request failed."
+    match finish.status:
+        case 400:
+            return InvalidRequest(text, param=finish.param)
+        case 404:
+            return NotFound(text, param=finish.param)
+        case 429:
+            return QueueFull(text)
+        case 499:
+            return RequestAborted(text)
+        case 503:
+            return Unavailable(text)
+        case _:
+            return RequestFailed(text)
+
+
+class Generator:
+    """Generates with a scheduler behind `client`. Thread-safe; each stream belongs to the loop that started it."""
+
+    def __init__(self, client: SchedulerClient, tokenizer: TextTables, spec: ModelSpec, config: EngineConfig) -> None:
+        self.client = client
+        self.tokenizer = tokenizer
+        self.spec = spec
+        self.config = config
+        self.draining = False
+        self._live: dict[str, _Live] = {}
+        self._prefix = secrets.token_hex(4)  # rids are unique across restarts of a frontend
+        self._counter = itertools.count()
+
+    # -- what runs ---------------------------------------------------------------------------------------
+
+    @property
+    def n_live(self) -> int:
+        """Requests submitted and not ended yet."""
+        return len(self._live)
+
+    def health(self) -> Health:
+        health = self.client.health()
+        if health.ready and self.draining:
+            return Health(True, False, "The server is shutting down.")
+        return health
+
+    def begin_drain(self) -> None:
+        """Accept nothing new; what runs goes on."""
+        self.draining = True
+
+    def new_rid(self) -> str:
+        """A request id nobody else has."""
+        return f"{self._prefix}-{next(self._counter):x}"
+
+    # -- generate ----------------------------------------------------------------------------------------
+
+    def stream(self, submit: Submit, *, n: int = 1) -> Stream:
+        """`n` answers as they come. Submitted at the first step of the iteration, which raises what is wrong with it.
+
+        Errors: InvalidRequest and kin, QueueFull, Unavailable; later RequestFailed or Unavailable. An abort is no
+        error but a finish. Closing (or dropping) the stream aborts what still runs.
+        """
+        return Stream(self, [submit], n)
+
+    def stream_many(self, submits: Sequence[Submit]) -> list[Stream]:
+        """One stream a request, all submitted now as one group, so that siblings share their prefill."""
+        streams = [Stream(self, [submit], 1) for submit in submits]
+        self._start(streams)
+        return streams
+
+    async def complete(self, submit: Submit, *, n: int = 1) -> list[Completion]:
+        """All `n` answers, finished. Raises like `stream`."""
+        return (await self.complete_many([submit], n=n))[0]
+
+    async def complete_many(self, submits: Sequence[Submit], *, n: int = 1) -> list[list[Completion]]:
+        """`n` answers to each of `submits`, planned together. One failure aborts the rest and is raised."""
+        if not submits:
+            return []
+        stream = Stream(self, submits, n)
+        gathered = [_Gathered() for _ in range(len(submits) * n)]
+        try:
+            async for delta in stream:
+                gathered[delta.index].add(delta)
+        finally:
+            stream.close()
+        done = [one.completion(i % n) for i, one in enumerate(gathered)]
+        return [done[i * n : (i + 1) * n] for i in range(len(submits))]
+
+    # -- control -----------------------------------------------------------------------------------------
+
+    def abort(self, rid: str) -> int:
+        """Cancel the request `rid` (all its answers); the number of requests hit."""
+        live = self._live.get(rid)
+        return self._abort([live]) if live else 0
+
+    def abort_group(self, group: str) -> int:
+        return self._abort([live for live in list(self._live.values()) if live.group == group])
+
+    def abort_all(self) -> int:
+        return self._abort(list(self._live.values()))
+
+    async def call(self, op: str, **args: Any) -> Any:
+        """A control call to the scheduler: stats, flush, audit, tree, explain."""
+        return await self.client.call(op, **args)
+
+    def _abort(self, hit: Sequence[_Live]) -> int:
+        for live in hit:
+            for rid in live.rids:
+                self.client.abort(Abort(rid=rid))
+        return len(hit)
+
+    # -- start -------------------------------------------------------------------------------------------
+
+    def _start(self, streams: Sequence[Stream]) -> None:
+        """Validate and submit every request of `streams` as one message."""
+        health = self.health()
+        if not health.ready:
+            raise Unavailable(health.reason or "The scheduler is not ready.")
+        items = [item for stream in streams for item in stream.prepare()]
+        for item in items:
+            validate_submit(item, self.spec, self.config)
+        boxes = {rid: stream.inbox for stream in streams for rid in stream.rids}
+        for stream in streams:
+            stream.inbox.bind()
+        message = items[0] if len(items) == 1 else SubmitMany(items=tuple(items))
+        self.client.submit(message, _dispatch(boxes))
+        for stream in streams:
+            stream.opened()
+
+
+class _Live(NamedTuple):
+    """One public request: its scheduler ids and its abort group."""
+
+    rids: tuple[str, ...]
+    group: str
+
+
+class _Inbox:
+    """Outputs waiting to be read. Holds no stream, so a dropped stream is collected and aborts."""
+
+    __slots__ = ("_items", "_loop", "_waiter")
+
+    def __init__(self) -> None:
+        self._items: list[Output] = []
+        self._waiter: asyncio.Future[None] | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    def bind(self) -> None:
+        self._loop = asyncio.get_running_loop()
+
+    def put(self, output: Output) -> None:
+        self._items.append(output)
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    async def take(self) -> list[Output]:
+        """Everything that came since the last call; waits for at least one."""
+        if not self._items:
+            assert self._loop is asyncio.get_running_loop(), "a stream is read in the loop that started it"
+            self._waiter = self._loop.create_future()
+            try:
+                await self._waiter
+            finally:
+                self._waiter = None
+        items, self._items = self._items, []
+        return items
+
+
+def _dispatch(boxes: dict[str, _Inbox]) -> Callable[[Output], None]:
+    if len(boxes) == 1:
+        return next(iter(boxes.values())).put
+    return lambda output: boxes[output.rid].put(output)
+
+
+class Stream(AsyncIterator[Delta]):
+    """The answers to one request (or to several that end together), as Deltas; `index` is prompt-major."""
+
+    def __init__(self, generator: Generator, submits: Sequence[Submit], n: int) -> None:
+        self.inbox = _Inbox()
+        self.rids: tuple[str, ...] = ()
+        self._generator = generator
+        self._submits = submits
+        self._n = n
+        self._answers: dict[str, _Answer] = {}
+        self._ready: deque[Delta] = deque()
+        self._error: RametError | None = None
+        self._publics: list[tuple[str, _Live]] = []
+        self._started = self._open = self._closed = False
+
+    def prepare(self) -> list[Submit]:
+        """The scheduler's requests: ids made unique, `n` siblings a prompt. Raises InvalidRequest for a wrong `n`."""
+        if isinstance(self._n, bool) or not isinstance(self._n, int) or not 1 <= self._n <= MAX_N:
+            raise InvalidRequest(f"n must be an integer from 1 to {MAX_N}; got {self._n!r}.", param="n")
+        self._started = True
+        now = time.monotonic()
+        items: list[Submit] = []
+        for submit in self._submits:
+            rid = submit.rid or self._generator.new_rid()
+            named = replace(submit, rid=rid, arrival=submit.arrival or now)
+            siblings = _siblings(named, self._n)
+            self._publics.append((rid, _Live(tuple(one.rid for one in siblings), submit.group)))
+            items.extend(siblings)
+        tables = self._generator.tokenizer
+        self._answers = {item.rid: _Answer(index, item, tables) for index, item in enumerate(items)}
+        self.rids = tuple(self._answers)
+        return items
+
+    def opened(self) -> None:
+        """The scheduler has the requests."""
+        self._open = True
+        self._generator._live.update(self._publics)
+
+    def __aiter__(self) -> Stream:
+        return self
+
+    async def __anext__(self) -> Delta:
+        if not self._started and not self._closed:
+            try:
+                self._generator._start([self])
+            except RametError:
+                self._closed = True
+                raise
+        while not self._ready:
+            if self._error is not None:
+                error, self._error = self._error, None
+                raise error
+            if self._closed or not self._answers:
+                self.close()
+                raise StopAsyncIteration
+            try:
+                self._digest(await self.inbox.take())
+            except asyncio.CancelledError:
+                self.close()
+                raise
+        return self._ready.popleft()
+
+    async def aclose(self) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Abort what still runs; nothing if everything has ended. Idempotent."""
+        if self._closed:
+            return
+        self._closed = True
+        if not self._open:
+            return
+        client = self._generator.client
+        for rid in self._answers:
+            client.forget(rid)
+            client.abort(Abort(rid=rid))
+        self._answers = {}
+        for rid, _ in self._publics:
+            self._generator._live.pop(rid, None)
+
+    def __del__(self) -> None:
+        self.close()
+
+    def _digest(self, outputs: list[Output]) -> None:
+        """Turn outputs into Deltas, one for each answer and segment that has news."""
+        merged: dict[tuple[str, int], list[Output]] = {}
+        for output in outputs:
+            merged.setdefault((output.rid, output.segment), []).append(output)
+        for (rid, _), news in merged.items():
+            finish = news[-1].finish
+            if finish is not None and finish.reason == "error":
+                self._error = self._error or error_of(finish)
+                self._answers.pop(rid, None)
+                continue
+            self._ready.append(self._answers[rid].delta(news))
+            if is_last(news[-1]):
+                del self._answers[rid]
+        if self._error is not None or not self._answers:
+            self.close()
+
+
+def _siblings(submit: Submit, n: int) -> list[Submit]:
+    """`n` requests with ids and seeds of their own; answer i of seed s is the answer to seed s + i alone."""
+    if n == 1:
+        return [submit]
+    seed = submit.params.seed
+    siblings = []
+    for i in range(n):
+        params = submit.params
+        if seed is not None and i:
+            wrapped = seed + i if seed + i < SEED_WRAP else seed + i - SEED_WRAP
+            params = replace(params, seed=wrapped)
+        siblings.append(replace(submit, rid=f"{submit.rid}.{i}", params=params))
+    return siblings
+
+
+class _Answer:
+    """One answer being written: which segment it is in, and that segment's detokenizer."""
+
+    def __init__(self, index: int, submit: Submit, tables: TextTables) -> None:
+        self._index = index
+        self._tables = tables
+        self._parts: list[tuple[SamplingParams, bytes]] = [(submit.params, submit.tokens)]
+        self._parts += [(segment.params, segment.tokens) for segment in submit.segments]
+        self._open(0)
+
+    def delta(self, news: list[Output]) -> Delta:
+        """One Delta from outputs of one segment, in order."""
+        if len(news) == 1:
+            ids, logprobs = news[0].tokens, news[0].logprobs
+        else:
+            ids = tuple(token for output in news for token in output.tokens)
+            logprobs = _join([output.logprobs for output in news])
+        last = news[-1]
+        if last.segment != self._segment:
+            self._open(last.segment)
+        return Delta(
+            index=self._index,
+            text=self._text(ids, last.finish),
+            token_ids=ids,
+            logprobs=logprobs,
+            prompt_logprobs=_join([output.prompt_logprobs for output in news]),
+            finish=last.finish,
+            usage=last.usage,
+            segment=last.segment,
+        )
+
+    def _open(self, segment: int) -> None:
+        params, prompt = self._parts[min(segment, len(self._parts) - 1)]
+        self._segment = segment
+        self._include_stop = params.include_stop_str
+        self._detokenizer = IncrementalDetokenizer(
+            self._tables.token_bytes,
+            self._tables.special_ids,
+            [int(i) for i in unpack_ids(prompt[-4 * TAIL_IDS :])],
+            params.stop,
+            params.skip_special_tokens,
+            params.include_stop_str,
+        )
+
+    def _text(self, ids: tuple[int, ...], finish: Finish | None) -> str:
+        if finish is None:
+            return self._detokenizer.push(ids)
+        ended_by_token = finish.reason == "stop" and not isinstance(finish.matched, str)
+        if ended_by_token and not self._include_stop:
+            ids = ids[:-1]
+        return self._detokenizer.push(ids) + self._detokenizer.finish()
+
+
+def _join(parts: Sequence[tuple[TokenLogprob, ...] | None]) -> tuple[TokenLogprob, ...] | None:
+    present = [part for part in parts if part is not None]
+    return tuple(one for part in present for one in part) if present else None
+
+
+class _Gathered:
+    """An answer's Deltas added up."""
+
+    def __init__(self) -> None:
+        self._deltas: list[Delta] = []
+
+    def add(self, delta: Delta) -> None:
+        self._deltas.append(delta)
+
+    def completion(self, index: int) -> Completion:
+        last = self._deltas[-1]
+        assert last.finish is not None
+        return Completion(
+            index=index,
+            text="".join(delta.text for delta in self._deltas),
+            token_ids=tuple(token for delta in self._deltas for token in delta.token_ids),
+            finish=last.finish,
+            usage=last.usage or Usage(),
+            logprobs=_join([delta.logprobs for delta in self._deltas]),
+            prompt_logprobs=_join([delta.prompt_logprobs for delta in self._deltas]),
+        )
