@@ -1,0 +1,383 @@
+"""PrefixCache: what the runtime calls. It joins the tree, the page pool, leases and eviction."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+
+from radix.audit import audit
+from radix.evict import EvictionHeap, EvictionPolicy, HintsLike, make_policy
+from radix.lease import Lease, LeaseError, Match, Tail
+from radix.pages import Ids, Owner, PagePool
+from radix.tree import TOKEN_BYTES, Namespace, Node, RadixTree, Spot
+
+COMMITTED = -1  # the step of pages whose KV is known to be written: no failure withdraws them
+
+
+class PrefixCache:
+    """The prefix cache of one KV pool. Single-threaded: the scheduler's thread owns it.
+
+    A request's life: `acquire` a lease on what is cached, `alloc` pages for the rest, `publish` whole pages when
+    they are planned, `finish` once. `begin_plan` opens each plan; acquire, advance, alloc and publish belong
+    between it and the launch, finish also between plans.
+    """
+
+    def __init__(
+        self, n_pages: int, page_size: int, *, policy: str | EvictionPolicy = "lru", enabled: bool = True
+    ) -> None:
+        self.pool = PagePool(n_pages, page_size)
+        self.tree = RadixTree(page_size)
+        self.heap = EvictionHeap(self.tree, make_policy(policy))
+        self.page_size = page_size
+        self.enabled = enabled
+        self.now = 0.0
+        self.leases: set[Lease] = set()
+        self.sources: list[Node] = []  # tail sources of the current plan, pinned
+        self.page_step = np.full(n_pages, COMMITTED, np.int64)  # the step that writes a published page
+        self.n_evicted = 0
+
+    # -- plans -------------------------------------------------------------------------------------------------
+
+    def begin_plan(self, step: int, now: float) -> None:
+        """Open plan `step` at time `now` (seconds, any monotonic clock).
+
+        Pages quarantined by earlier plans become free and their tail sources are unpinned: the device runs
+        plans in order, so whatever this plan does to a page comes after all that they do.
+        """
+        self.now = now
+        self.pool.release_quarantine()
+        self._drop_sources()
+
+    # -- matching ----------------------------------------------------------------------------------------------
+
+    def probe(self, ns: Namespace, tokens: Ids, limit: int | None = None) -> Match:
+        """What `acquire` would find, at most `limit` tokens (default: all but the last). Changes nothing."""
+        root = self.tree.roots.get(ns)
+        if root is None or not self.enabled:
+            return Match(0, 0, None)
+        spot = self.tree.locate(root, _key(tokens, 0, limit))
+        n_tokens = spot.n_bytes // TOKEN_BYTES
+        return Match(n_tokens, n_tokens // self.page_size, (spot.page, spot.r) if spot.r else None)
+
+    def acquire(self, ns: Namespace, tokens: Ids, limit: int | None = None, *, hints: HintsLike | None = None) -> Lease:
+        """Lease the longest cached prefix of `tokens`, at most `limit` tokens (default: all but the last)."""
+        root = self.tree.root(ns)
+        lease = Lease(self.tree, root)
+        self.tree.pin(root, None, self.now)
+        self.leases.add(lease)
+        if self.enabled:
+            self._descend(lease, _key(tokens, 0, limit))
+        return lease
+
+    def advance(self, lease: Lease, tokens: Ids, limit: int | None = None) -> int:
+        """Match further down: others may have published since. Returns the new `lease.n_tokens`.
+
+        For a request with nothing of its own after the leased pages: a tail found earlier is given up (an
+        adopted leaf stays in the tree as it was) and looked for again.
+        """
+        lease.check()
+        self._disown(lease)
+        lease.tail = None
+        if self.enabled:
+            self._descend(lease, _key(tokens, lease.n_tokens, limit))
+        return lease.n_tokens
+
+    def _descend(self, lease: Lease, data: bytes) -> None:
+        """Move the lease down to where `data` leads, and take the tail there."""
+        spot = self.tree.locate(lease.node, data)
+        self._move(lease, self._border(spot), spot.n_bytes // TOKEN_BYTES, hit=1)
+        if spot.source is None:
+            return
+        leaf = spot.source
+        adopted = leaf.appender is None and leaf.n_tokens == spot.r and self.tree.is_tail(leaf)
+        if adopted:
+            leaf.appender, lease.leaf = lease, leaf
+            self.tree.pin(leaf, lease.node, self.now, hit=1)
+        else:
+            self.sources.append(leaf)
+            self.tree.pin(leaf, None, self.now)
+        lease.tail = Tail(spot.page, spot.r, adopted)
+
+    def _border(self, spot: Spot) -> Node:
+        """The node that ends exactly where the walk did, splitting when it ended inside an edge."""
+        if spot.n_edge == spot.node.n_pages:
+            return spot.node
+        return self.tree.split(spot.node, spot.n_edge)
+
+    def _move(self, lease: Lease, node: Node, n_tokens: int, hit: int = 0) -> None:
+        self.tree.pin(node, lease.node, self.now, hit)
+        lease.node = node
+        lease.n_tokens += n_tokens
+
+    # -- pages -------------------------------------------------------------------------------------------------
+
+    @property
+    def n_free(self) -> int:
+        """Pages that can be given out at once."""
+        return self.pool.n_free
+
+    @property
+    def n_evictable(self) -> int:
+        """Pages that eviction can free: those of the tree that no lease or tail copy holds."""
+        return self.tree.n_pages - self.tree.n_pinned
+
+    def alloc(self, n: int) -> Ids | None:
+        """`n` pages for a request, int32 [n], evicting as needed; None, with nothing changed, if impossible."""
+        short = n - self.pool.n_free
+        if short > 0:
+            if short > self.n_evictable:
+                return None
+            self.evict(short)
+        return self.pool.take(n, Owner.REQUEST)
+
+    def evict(self, n: int) -> int:
+        """Free up to `n` cached pages, from the tails of the coldest unpinned leaves. Returns how many."""
+        freed = 0
+        while freed < n and (leaf := self.heap.pop()) is not None:
+            k = min(n - freed, leaf.n_pages)
+            self._cut(leaf, k)
+            freed += k
+        self.n_evicted += freed
+        return freed
+
+    def _cut(self, leaf: Node, k: int, *, quarantine: bool = False) -> None:
+        """Give the last `k` pages of an unpinned leaf back to the pool; what becomes a leaf by it is offered."""
+        parent = leaf.parent
+        pages = self.tree.trim(leaf, k)
+        if quarantine:
+            self.pool.quarantine(pages, Owner.TREE)
+        else:
+            self.pool.free(pages, Owner.TREE)
+        self.heap.offer(leaf)
+        if parent is not None and not leaf.n_pages:
+            self.heap.offer(parent)
+
+    # -- giving to the tree ------------------------------------------------------------------------------------
+
+    def publish(self, lease: Lease, tokens: Ids, pages: Ids, upto: int, step: int) -> int:
+        """Give the whole pages that cover [lease.n_tokens, upto) to the tree, as written by `step`.
+
+        `pages` is the request's page table, int32, one page for every page_size tokens. Where the tree already
+        has a page of the same tokens, the entry is rewritten to the tree's page and the request's own goes to
+        quarantine. The lease moves down; returns its new n_tokens. Call `advance` before planning tokens that a
+        step in flight may have published, or they are computed twice.
+        """
+        lease.check()
+        end = min(upto, len(tokens)) // self.page_size * self.page_size
+        if not self.enabled or end <= lease.n_tokens:
+            return lease.n_tokens
+        data = _key(tokens, lease.n_tokens, end)
+        own = pages[lease.n_tokens // self.page_size : end // self.page_size]
+        if len(own) * self.tree.page_bytes != len(data):
+            raise LeaseError(f"{end} tokens published with only {len(pages)} pages")
+        spot = self.tree.locate(lease.node, data)
+        known = spot.n_bytes // self.tree.page_bytes
+        if known:
+            self._remap(lease, spot, own[:known])
+        if known < len(own):
+            self._insert(lease, data[spot.n_bytes :], own[known:], step)
+        return lease.n_tokens
+
+    def _remap(self, lease: Lease, spot: Spot, own: Ids) -> None:
+        """The tree has these pages: point the request's table at them and retire its own."""
+        node = self._border(spot)
+        theirs = self.tree.path(node, lease.node)
+        mine = own.copy()
+        own[:] = theirs
+        if lease.leaf is not None:  # the adopted page is among them; a sibling has all of it now
+            self._disown(lease)
+            mine = mine[1:]
+        self._move(lease, node, spot.n_bytes // TOKEN_BYTES)
+        self.pool.quarantine(mine, Owner.REQUEST)
+
+    def _insert(self, lease: Lease, data: bytes, new: Ids, step: int) -> None:
+        """Hang pages that the tree does not have below the lease's node, and move the lease onto them."""
+        self.page_step[new] = step
+        if lease.leaf is not None:
+            if int(new[0]) != int(lease.leaf.pages[0]):
+                raise LeaseError(f"page {int(new[0])} stands where the adopted page {int(lease.leaf.pages[0])} must")
+            self._fill_leaf(lease, data[: self.tree.page_bytes])
+            data, new = data[self.tree.page_bytes :], new[1:]
+        if not len(new):
+            return
+        self.pool.move(new, Owner.REQUEST, Owner.TREE)
+        node = lease.node
+        if node.pins == 1 and not node.children and node.parent is not None:  # only this lease is here: grow the edge
+            self.tree.extend(node, data, new)
+            lease.n_tokens += len(data) // TOKEN_BYTES
+        else:
+            child = self.tree.attach(node, data, new)
+            self._move(lease, child, child.n_tokens)
+            self._drop_shorter_tail(child)
+
+    def _fill_leaf(self, lease: Lease, page: bytes) -> None:
+        """The adopted tail is a full page now: the leaf becomes a normal node and the lease moves onto it."""
+        leaf = lease.leaf
+        assert leaf is not None
+        self.tree.rewrite(leaf, page)
+        leaf.appender, lease.leaf = None, None
+        lease.node = leaf  # pinned since its adoption
+        lease.n_tokens += self.page_size
+        self._drop_shorter_tail(leaf)
+
+    def _drop_shorter_tail(self, node: Node) -> None:
+        """A sibling tail leaf that `node` begins with is worth nothing any more, unless someone holds it."""
+        tail = self.tree.shorter_tail(node)
+        if tail is not None and tail.evictable:
+            self._cut(tail, 1)
+
+    # -- endings -----------------------------------------------------------------------------------------------
+
+    def finish(
+        self,
+        lease: Lease,
+        tokens: Ids,
+        pages: Ids,
+        n_tokens: int,
+        keep: bool = True,
+        *,
+        hints: HintsLike | None = None,
+        in_plan: bool = False,
+    ) -> None:
+        """The one ending of a request: stop, length, abort, retract. Raises LeaseError the second time.
+
+        `n_tokens`: how many tokens have KV, committed. With `keep` their whole pages go to the tree and the
+        partial page stays as a tail leaf (or lengthens the adopted one); without, nothing more is added. All
+        other private pages in `pages` (the request's whole table) become free at once, or, when the plan that
+        is being built names them already (`in_plan`), when the next one begins.
+        """
+        lease.check()
+        if keep and self.enabled:
+            self.publish(lease, tokens, pages, n_tokens, COMMITTED)
+        first_private = lease.n_tokens // self.page_size
+        if lease.leaf is not None:
+            if keep:
+                self._lengthen(lease, _key(tokens, lease.n_tokens, n_tokens))
+            self._disown(lease)
+            first_private += 1
+        elif keep and self.enabled and self._leave_tail(lease, _key(tokens, lease.n_tokens, n_tokens), pages):
+            first_private += 1
+        give_back = self.pool.quarantine if in_plan else self.pool.free
+        give_back(pages[first_private:], Owner.REQUEST)
+        self._release(lease)
+
+    def _lengthen(self, lease: Lease, rest: bytes) -> None:
+        """Show the tokens appended to the adopted leaf to everyone, unless a sibling shows them already."""
+        leaf = lease.leaf
+        assert leaf is not None
+        if len(rest) > len(leaf.data) and not self.tree.covers(lease.node, rest):
+            self.tree.rewrite(leaf, rest)
+            self.page_step[leaf.pages] = COMMITTED
+            self._drop_shorter_tail(leaf)
+
+    def _leave_tail(self, lease: Lease, rest: bytes, pages: Ids) -> bool:
+        """Leave the partial page as a tail leaf; False if there is none or the tree has its tokens."""
+        if not rest or self.tree.covers(lease.node, rest):
+            return False
+        i = lease.n_tokens // self.page_size
+        page = pages[i : i + 1]
+        self.pool.move(page, Owner.REQUEST, Owner.TREE)
+        self.page_step[page] = COMMITTED
+        leaf = self.tree.attach(lease.node, rest, page)
+        leaf.last_used = self.now
+        self._drop_shorter_tail(leaf)
+        self.heap.offer(leaf)
+        return True
+
+    def _disown(self, lease: Lease) -> None:
+        """Give up the adopted leaf, which stays in the tree unless a sibling holds all its tokens."""
+        leaf = lease.leaf
+        if leaf is None:
+            return
+        leaf.appender, lease.leaf = None, None
+        self.tree.unpin(leaf, lease.node, self.now)
+        if leaf.evictable and self.tree.redundant(leaf):
+            self._cut(leaf, 1, quarantine=True)  # this request's rows may still write there
+        else:
+            self.heap.offer(leaf)
+
+    def _release(self, lease: Lease) -> None:
+        lease.released = True
+        self.leases.discard(lease)
+        self.tree.unpin(lease.node, None, self.now)
+        self.heap.offer(lease.node)
+
+    def _drop_sources(self) -> None:
+        for node in self.sources:
+            self.tree.unpin(node, None, self.now)
+            self.heap.offer(node)
+        self.sources.clear()
+
+    # -- failure, flush, report --------------------------------------------------------------------------------
+
+    def withdraw(self, step: int) -> int:
+        """A step failed: take every page published for `step` or a later one, and all below it, out of the tree.
+
+        Every request that had a row in those steps must be finished first: raises LeaseError if a lease still
+        holds such a page. The pages go to quarantine. Returns how many.
+        """
+        self._drop_sources()
+        doomed = [(node, k) for node in self.tree.nodes() if (k := self._first_written(node, step)) < node.n_pages]
+        for node, _ in doomed:
+            if node.pins:
+                raise LeaseError(f"pages of failed step {step} are still leased: {node!r}")
+        before = self.tree.n_pages
+        for node, k in doomed:
+            self._cut_below(node, k)
+        return before - self.tree.n_pages
+
+    def _first_written(self, node: Node, step: int) -> int:
+        """Index of the node's first page that `step` or a later one writes; n_pages if none."""
+        late = self.page_step[node.pages] >= step
+        return int(late.argmax()) if late.any() else node.n_pages
+
+    def _cut_below(self, node: Node, k: int) -> None:
+        """Remove all below the first `k` pages of `node`, deepest first. A no-op on a node removed already."""
+        order: list[Node] = []
+        stack = list(node.children.values())
+        while stack:
+            order.append(at := stack.pop())
+            stack.extend(at.children.values())
+        for leaf in reversed(order):
+            self._cut(leaf, leaf.n_pages, quarantine=True)
+        if node.n_pages > k:
+            self._cut(node, node.n_pages - k, quarantine=True)
+
+    def clear(self) -> int:
+        """Forget everything that no lease holds. Call between plans. Returns the number of pages freed."""
+        self._drop_sources()
+        before = self.tree.n_pages
+        while (leaf := self.heap.pop()) is not None:
+            self._cut(leaf, leaf.n_pages)
+        return before - self.tree.n_pages
+
+    def audit(self, private: Iterable[Ids] | None = None) -> None:
+        """Check every page's owner, every link, pin and count. `private`: the pages that running requests own,
+        beyond their leased ones (all of them, if given). Raises AuditError with a report of all that is wrong.
+        """
+        audit(self, private)
+
+    def stats(self) -> dict[str, Any]:
+        """Counts of pages and nodes, and totals since the start."""
+        return {
+            "n_pages": self.pool.n_pages,
+            "page_size": self.page_size,
+            "free": self.pool.n_free,
+            "quarantined": self.pool.n_quarantined,
+            "request": self.pool.count(Owner.REQUEST),
+            "tree": self.tree.n_pages,
+            "evictable": self.n_evictable,
+            "protected": self.tree.n_pinned,
+            "nodes": self.tree.n_nodes,
+            "namespaces": len(self.tree.roots),
+            "leases": len(self.leases),
+            "evicted": self.n_evicted,
+        }
+
+
+def _key(tokens: Ids, start: int, stop: int | None) -> bytes:
+    """The bytes of tokens[start:stop]; stop None: all but the last token, which must be computed to go on."""
+    stop = len(tokens) - 1 if stop is None else min(stop, len(tokens))
+    return np.asarray(tokens[start : max(stop, start)], dtype=np.int32).tobytes()
