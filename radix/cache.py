@@ -239,14 +239,13 @@ class PrefixCache:
         keep: bool = True,
         *,
         hints: HintsLike | None = None,
-        in_plan: bool = False,
     ) -> None:
         """The one ending of a request: stop, length, abort, retract. Raises LeaseError the second time.
 
         `n_tokens`: how many tokens have KV, committed. With `keep` their whole pages go to the tree and the
         partial page stays as a tail leaf (or lengthens the adopted one); without, nothing more is added. All
-        other private pages in `pages` (the request's whole table) become free at once, or, when the plan that
-        is being built names them already (`in_plan`), when the next one begins.
+        other private pages in `pages` (the request's whole table) become free at once: a plan that is being
+        built must not name this request (drop its row, or wait for the commit).
         """
         lease.check()
         if keep and self.enabled:
@@ -259,8 +258,7 @@ class PrefixCache:
             first_private += 1
         elif keep and self.enabled and self._leave_tail(lease, _key(tokens, lease.n_tokens, n_tokens), pages):
             first_private += 1
-        give_back = self.pool.quarantine if in_plan else self.pool.free
-        give_back(pages[first_private:], Owner.REQUEST)
+        self.pool.free(pages[first_private:], Owner.REQUEST)
         self._release(lease)
 
     def _lengthen(self, lease: Lease, rest: bytes) -> None:

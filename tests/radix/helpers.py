@@ -1,14 +1,20 @@
-"""A tiny client of the cache for tests: it runs requests and keeps a fake KV, one token a slot."""
+"""A tiny scheduler and device for tests. The device keeps a fake KV, one token id a slot, and runs steps in order.
+
+A row's page table is copied when it is planned and read only when its step executes, so a page that was given
+away too early, or never written, is caught by what the row reads.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections import deque
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from radix import Lease, Namespace, PrefixCache
 
 NS = Namespace()
+GARBAGE = -2
 
 
 def ids(*tokens: int) -> np.ndarray:
@@ -20,52 +26,122 @@ def seq(n: int, start: int = 1000) -> np.ndarray:
     return np.arange(start, start + n, dtype=np.int32)
 
 
-@dataclass
+@dataclass(eq=False)
 class Run:
-    """A running request: its tokens, its page table and how many tokens have KV."""
+    """A running request: its tokens, its page table, how many tokens are planned and how many committed."""
 
     lease: Lease
     tokens: np.ndarray
     pages: np.ndarray
     computed: int
+    committed: int
+
+
+@dataclass
+class Step:
+    """A planned step: slots to store, slots to copy, and what each row reads."""
+
+    number: int
+    stores: list[tuple[int, int]] = field(default_factory=list)  # (slot, token)
+    copies: list[tuple[int, int]] = field(default_factory=list)  # (from slot, to slot)
+    rows: list[tuple[Run, np.ndarray, int]] = field(default_factory=list)  # (run, page table, kv_len)
 
 
 class Client:
-    """Does what a scheduler does, one request at a time, and stores each token's id in its KV slot."""
+    """Does what a scheduler does and what a device does with it."""
 
     def __init__(self, cache: PrefixCache) -> None:
         self.cache = cache
-        self.kv = np.full((cache.pool.n_pages, cache.page_size), -1, np.int32)
-        self.step = 0
+        self.kv = np.full(cache.pool.n_pages * cache.page_size, -1, np.int32)
         self.runs: list[Run] = []
+        self.queue: deque[Step] = deque()
+        self.step = 0
         self.plan()
 
+    # -- steps -----------------------------------------------------------------------------------------------------
+
     def plan(self) -> int:
+        """Begin the next plan."""
         self.step += 1
         self.cache.begin_plan(self.step, float(self.step))
+        self.queue.append(Step(self.step))
         return self.step
 
-    def start(self, tokens: np.ndarray, ns: Namespace = NS, limit: int | None = None) -> Run | None:
-        """Acquire, adopt or copy the tail; None when there is no page for the copy."""
-        lease = self.cache.acquire(ns, tokens, limit)
-        pages, computed = lease.pages, lease.n_tokens
-        if lease.tail is not None:
-            page = lease.tail.page
-            if not lease.tail.adopted:
-                fresh = self.cache.alloc(1)
-                if fresh is None:
-                    self.cache.finish(lease, tokens, pages, computed, keep=False)
-                    return None
-                self.kv[fresh[0], : lease.tail.n] = self.kv[page, : lease.tail.n]
-                page = int(fresh[0])
-            pages = np.append(pages, np.int32(page))
-            computed += lease.tail.n
-        run = Run(lease, np.array(tokens, np.int32), pages, computed)
-        self.runs.append(run)
+    def execute(self) -> None:
+        """The device runs the oldest step: stores, then copies, then every row reads its whole context."""
+        step = self.queue.popleft()
+        for slot, token in step.stores:
+            self.kv[slot] = token
+        for source, target in step.copies:
+            self.kv[target] = self.kv[source]
+        for run, pages, kv_len in step.rows:
+            assert np.array_equal(self.kv[self.slots(pages, 0, kv_len)], run.tokens[:kv_len])
+            run.committed = max(run.committed, kv_len)
+
+    def drain(self) -> None:
+        """Run every step that is planned; the current plan goes on, empty."""
+        while self.queue:
+            self.execute()
+        self.queue.append(Step(self.step))
+
+    def fail(self) -> int:
+        """The oldest step fails, and so does what was planned after it: nothing they were to write is right."""
+        failed = self.queue[0].number
+        rows = {id(run) for step in self.queue for run, _, _ in step.rows}
+        for step in self.queue:
+            for slot, _ in step.stores:
+                self.kv[slot] = GARBAGE
+            for _, target in step.copies:
+                self.kv[target] = GARBAGE
+        self.queue.clear()
+        for run in [run for run in self.runs if id(run) in rows]:
+            self.finish(run, keep=False)
+        n = self.cache.withdraw(failed)
+        self.queue.append(Step(self.step))
+        return n
+
+    def slots(self, pages: np.ndarray, start: int, stop: int) -> np.ndarray:
+        i = np.arange(start, stop)
+        size = self.cache.page_size
+        return pages[i // size].astype(np.int64) * size + i % size
+
+    # -- requests --------------------------------------------------------------------------------------------------
+
+    def start(self, tokens: np.ndarray, ns: Namespace = NS, limit: int | None = None) -> Run:
+        """Acquire a lease where there is room for it."""
+        run = self.try_start(tokens, ns, limit)
+        assert run is not None
         return run
 
+    def try_start(self, tokens: np.ndarray, ns: Namespace = NS, limit: int | None = None) -> Run | None:
+        """Acquire a lease; None when there is no page to copy the tail to."""
+        lease = self.cache.acquire(ns, tokens, limit)
+        run = Run(lease, np.array(tokens, np.int32), lease.pages, lease.n_tokens, lease.n_tokens)
+        self.runs.append(run)
+        return run if self.take_tail(run) else None
+
+    def take_tail(self, run: Run) -> bool:
+        """Adopt or copy the lease's tail. On failure the run ends."""
+        tail = run.lease.tail
+        if tail is None:
+            return True
+        page = tail.page
+        if not tail.adopted:
+            fresh = self.cache.alloc(1)
+            if fresh is None:
+                self.finish(run, keep=False)
+                return False
+            page = int(fresh[0])
+            size = self.cache.page_size
+            copies = [(tail.page * size + i, page * size + i) for i in range(tail.n)]
+            self.queue[-1].copies.extend(copies)
+        run.pages = np.append(run.pages, np.int32(page))
+        run.computed += tail.n
+        self.queue[-1].rows.append((run, run.pages.copy(), run.computed))
+        return True
+
     def prefill(self, run: Run, upto: int | None = None, *, publish: bool = True) -> bool:
-        """Compute tokens up to `upto` in one step, publishing the whole pages as they are planned."""
+        """Plan the tokens up to `upto`, publishing the whole pages; False when pages are lacking."""
         upto = len(run.tokens) if upto is None else upto
         need = -(-upto // self.cache.page_size) - len(run.pages)
         if need > 0:
@@ -75,40 +151,49 @@ class Client:
             run.pages = np.append(run.pages, fresh)
         if publish:
             self.cache.publish(run.lease, run.tokens, run.pages, upto, self.step)
-        for i in range(run.computed, upto):
-            self.kv[run.pages[i // self.cache.page_size], i % self.cache.page_size] = run.tokens[i]
+        stores = zip(self.slots(run.pages, run.computed, upto), run.tokens[run.computed : upto], strict=True)
+        self.queue[-1].stores.extend((int(slot), int(token)) for slot, token in stores)
         run.computed = max(run.computed, upto)
+        self.queue[-1].rows.append((run, run.pages.copy(), run.computed))
         return True
 
+    def advance(self, run: Run) -> int:
+        """Look again for what others published; for a run that has nothing private."""
+        self.cache.advance(run.lease, run.tokens)
+        run.pages, run.computed = run.lease.pages, run.lease.n_tokens
+        self.queue[-1].rows.append((run, run.pages.copy(), run.computed))
+        self.take_tail(run)
+        return run.computed
+
     def finish(self, run: Run, *, keep: bool = True) -> None:
-        self.cache.finish(run.lease, run.tokens, run.pages, run.computed, keep)
+        self.cache.finish(run.lease, run.tokens, run.pages, run.committed, keep)
         self.runs.remove(run)
+
+    def end(self, run: Run) -> None:
+        """Run what is planned, then finish."""
+        self.drain()
+        self.finish(run)
 
     def serve(self, tokens: np.ndarray, ns: Namespace = NS) -> int:
         """Run one request from start to end; returns how many tokens were cached."""
         self.plan()
         run = self.start(tokens, ns)
-        assert run is not None
         cached = run.computed
         assert self.prefill(run)
-        self.check(run)
-        self.finish(run)
+        self.end(run)
         self.audit()
         return cached
 
-    def check(self, run: Run) -> None:
-        """The KV that the page table names is exactly the request's tokens."""
-        size = self.cache.page_size
-        i = np.arange(run.computed)
-        assert np.array_equal(self.kv[run.pages[i // size], i % size], run.tokens[: run.computed])
+    # -- checks ----------------------------------------------------------------------------------------------------
 
     def check_match(self, tokens: np.ndarray, ns: Namespace = NS, limit: int | None = None) -> int:
-        """Probe, check that the pages named hold exactly those tokens, and return how many there are."""
+        """How many tokens a probe finds. Runs what is planned and checks that the pages hold those tokens."""
+        self.drain()
         match = self.cache.probe(ns, tokens, limit)
         if match.tail is not None:
             page, r = match.tail
             want = tokens[match.n_tokens : match.n_tokens + r]
-            assert np.array_equal(self.kv[page, :r], want)
+            assert np.array_equal(self.kv[page * self.cache.page_size :][:r], want)
         return match.total
 
     def private(self) -> list[np.ndarray]:
