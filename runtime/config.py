@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import math
+import types
+import typing
+from dataclasses import dataclass, field, fields
+from typing import Any
 
 from runtime.errors import InvalidRequest
 
@@ -12,6 +16,22 @@ DEFAULT_MODEL = "smollm2-135m"
 def _opt(default: object, text: str, *, flag: str | None = None, group: str = "model", choices: tuple[str, ...] = ()):  # type: ignore[no-untyped-def]
     """A documented option. `flag` overrides the name derived from the field."""
     return field(default=default, metadata={"help": text, "flag": flag, "group": group, "choices": choices})
+
+
+def _check_declared(config: Any) -> None:
+    """Raise InvalidRequest for a value of the wrong type, not finite, or not among its field's choices."""
+    hints = typing.get_type_hints(type(config))
+    for one in fields(config):
+        name, value = one.name, getattr(config, one.name)
+        hint = hints[name]
+        kinds = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
+        fits = type(value) in kinds or (float in kinds and type(value) is int)
+        if not fits or (isinstance(value, float) and not math.isfinite(value)):
+            wanted = " or ".join("None" if kind is type(None) else kind.__name__ for kind in kinds)
+            raise InvalidRequest(f"{name} must be of type {wanted}; got {value!r:.80}.", param=name)
+        choices = one.metadata.get("choices")
+        if choices and value not in choices:
+            raise InvalidRequest(f"{name} must be one of {', '.join(choices)}; got {value!r:.80}.", param=name)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,6 +98,7 @@ class EngineConfig:
     jump_forward: bool = _opt(True, "append tokens the grammar forces without decoding them", group="grammar")
 
     def __post_init__(self) -> None:
+        _check_declared(self)
         for name, low in (
             ("page_size", 1),
             ("max_running", 1),
@@ -128,6 +149,7 @@ class ServerConfig:
     access_log: bool = _opt(True, "one line a request, with its timing", group="logging")
 
     def __post_init__(self) -> None:
+        _check_declared(self)
         if not 0 <= self.port <= 65535:
             raise InvalidRequest(f"port must be from 0 to 65535; got {self.port}.", param="port")
         for name, low in (("max_body_bytes", 1024), ("max_batch", 1), ("response_store", 0), ("drain_timeout_s", 0)):

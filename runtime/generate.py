@@ -41,7 +41,7 @@ from runtime.messages import (
 from runtime.params import MAX_N, SamplingParams
 from runtime.step import ModelSpec
 from runtime.text.detokenizer import IncrementalDetokenizer
-from runtime.validate import validate_submit
+from runtime.validate import Limits, validate_submit
 
 TAIL_IDS = 4  # a character has at most four bytes, so a prompt's half character lies in its last ids
 SEED_WRAP = 1 << 64
@@ -104,11 +104,21 @@ def error_of(finish: Finish) -> RametError:
 class Generator:
     """Generates with a scheduler behind `client`. Thread-safe; each stream belongs to the loop that started it."""
 
-    def __init__(self, client: SchedulerClient, tokenizer: TextTables, spec: ModelSpec, config: EngineConfig) -> None:
+    def __init__(
+        self,
+        client: SchedulerClient,
+        tokenizer: Any,
+        spec: ModelSpec,
+        config: EngineConfig,
+        *,
+        pool_tokens: int | None = None,
+    ) -> None:
+        """`tokenizer` has at least what TextTables names; `pool_tokens` is the KV pool's size where it is known."""
         self.client = client
         self.tokenizer = tokenizer
         self.spec = spec
         self.config = config
+        self.limits = Limits.of(spec, config, pool_tokens)
         self.draining = False
         self._live: dict[str, _Live] = {}
         self._prefix = secrets.token_hex(4)  # rids are unique across restarts of a frontend
@@ -137,29 +147,32 @@ class Generator:
 
     # -- generate ----------------------------------------------------------------------------------------
 
-    def stream(self, submit: Submit, *, n: int = 1) -> Stream:
+    def stream(self, submit: Submit, *, n: int = 1, param: str = "prompt") -> Stream:
         """`n` answers as they come. Submitted at the first step of the iteration, which raises what is wrong with it.
 
         Errors: InvalidRequest and kin, QueueFull, Unavailable; later RequestFailed or Unavailable. An abort is no
-        error but a finish. Closing (or dropping) the stream aborts what still runs.
+        error but a finish. Closing (or dropping) the stream aborts what still runs. `param`: what the client calls
+        its prompt, for messages about its length.
         """
-        return Stream(self, [submit], n)
+        return Stream(self, [submit], n, param)
 
-    def stream_many(self, submits: Sequence[Submit]) -> list[Stream]:
+    def stream_many(self, submits: Sequence[Submit], *, param: str = "prompt") -> list[Stream]:
         """One stream a request, all submitted now as one group, so that siblings share their prefill."""
-        streams = [Stream(self, [submit], 1) for submit in submits]
+        streams = [Stream(self, [submit], 1, param) for submit in submits]
         self._start(streams)
         return streams
 
-    async def complete(self, submit: Submit, *, n: int = 1) -> list[Completion]:
+    async def complete(self, submit: Submit, *, n: int = 1, param: str = "prompt") -> list[Completion]:
         """All `n` answers, finished. Raises like `stream`."""
-        return (await self.complete_many([submit], n=n))[0]
+        return (await self.complete_many([submit], n=n, param=param))[0]
 
-    async def complete_many(self, submits: Sequence[Submit], *, n: int = 1) -> list[list[Completion]]:
+    async def complete_many(
+        self, submits: Sequence[Submit], *, n: int = 1, param: str = "prompt"
+    ) -> list[list[Completion]]:
         """`n` answers to each of `submits`, planned together. One failure aborts the rest and is raised."""
         if not submits:
             return []
-        stream = Stream(self, submits, n)
+        stream = Stream(self, submits, n, param)
         gathered = [_Gathered() for _ in range(len(submits) * n)]
         try:
             async for delta in stream:
@@ -201,7 +214,7 @@ class Generator:
             raise Unavailable(health.reason or "The scheduler is not ready.")
         items = [item for stream in streams for item in stream.prepare()]
         for item in items:
-            validate_submit(item, self.spec, self.config)
+            validate_submit(item, self.limits, param=streams[0].param)
         boxes = {rid: stream.inbox for stream in streams for rid in stream.rids}
         for stream in streams:
             stream.inbox.bind()
@@ -258,7 +271,8 @@ def _dispatch(boxes: dict[str, _Inbox]) -> Callable[[Output], None]:
 class Stream(AsyncIterator[Delta]):
     """The answers to one request (or to several that end together), as Deltas; `index` is prompt-major."""
 
-    def __init__(self, generator: Generator, submits: Sequence[Submit], n: int) -> None:
+    def __init__(self, generator: Generator, submits: Sequence[Submit], n: int, param: str) -> None:
+        self.param = param
         self.inbox = _Inbox()
         self.rids: tuple[str, ...] = ()
         self._generator = generator
