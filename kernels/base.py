@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -60,8 +62,8 @@ class KVStore:
     ) -> None:
         shape = (n_pages, page_size, n_kv_heads, head_dim)
         self.page_size = page_size
-        self.k = [torch.zeros(shape, dtype=dtype, device=device) for _ in range(n_layers)]
-        self.v = [torch.zeros(shape, dtype=dtype, device=device) for _ in range(n_layers)]
+        self.k = [_zeros(shape, dtype, device) for _ in range(n_layers)]
+        self.v = [_zeros(shape, dtype, device) for _ in range(n_layers)]
 
     def store(self, layer: int, k: Tensor, v: Tensor, slots: Tensor) -> None:
         """Write k, v `[tokens, n_kv_heads, head_dim]` at `slots`."""
@@ -75,7 +77,34 @@ class KVStore:
             flat[dst] = flat[src]
 
 
+def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device | str) -> Tensor:
+    """Zeros; on the CPU from calloc, so that the memory of a page is taken when it is first written."""
+    if torch.device(device).type != "cpu":
+        return torch.zeros(shape, dtype=dtype, device=device)
+    n_bytes = math.prod(shape) * dtype.itemsize
+    return torch.from_numpy(np.zeros(n_bytes, dtype=np.uint8)).view(dtype).view(shape)
+
+
 Linear = Callable[[Tensor], Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class QuantizedWeight:
+    """A weight [out, in] still in ggml blocks. `data` is uint8 [out, bytes a row]; rows stand alone, so
+    row ranges of several weights of one `qtype` ("Q4_1", "Q8_0", ...) may be stacked."""
+
+    data: Tensor
+    qtype: str
+    shape: tuple[int, int]
+
+
+@runtime_checkable
+class QuantizedOps(Protocol):
+    """What a backend offers besides `Ops` when it computes on quantised weights as they are."""
+
+    def quantized_linear(self, weight: QuantizedWeight, bias: Tensor | None = None) -> Linear | None:
+        """A linear layer that keeps `weight` quantised, or None: dequantise it and call `linear`."""
+        ...
 
 
 class Ops(Protocol):
@@ -86,6 +115,7 @@ class Ops(Protocol):
     """
 
     name: str
+    default_dtype: torch.dtype  # of weights and activations where the user names none
 
     def linear(self, weight: Tensor, bias: Tensor | None = None) -> Linear:
         """Pack `weight` [out, in] once and return x [tokens, in] -> [tokens, out]."""

@@ -1,0 +1,202 @@
+"""Sampling: one vectorised pass over the logits of a step. A row's result never depends on its batch.
+
+Order for each row: adjustments (repetition, addition, bitmask), then greedy where the temperature is 0,
+otherwise temperature, top-k, top-p (of what top-k left), min-p, and a draw.
+
+The draw is an exponential race: token v wins that minimises `E(v) / p(v)`, with `E(v) = -log1p(-u(v))` and `u(v)`
+a hash of (seed, counter, v). That is an exact sample of p (the Gumbel-max trick without its two logarithms),
+needs no order of the vocabulary, and is the same number on every backend and in every batch. Filters only
+set probabilities to zero, so the same seed keeps its choice while the winner survives the filter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from kernels.reference import row_sum
+
+_GOLDEN = -7046029254386353131  # 0x9E3779B97F4A7C15 as int64
+_MIX_1 = -4658895280553007687  # 0xBF58476D1CE4E5B9
+_MIX_2 = -7723592293110705685  # 0x94D049BB133111EB
+_ROWS_AT_ONCE = 64  # rows whose vocabulary-wide temporaries are alive together
+
+
+class LogitAdjust(Protocol):
+    """Changes to one row's logits, applied in this order: repetition, addition, mask, forced."""
+
+    @property
+    def rep_ids(self) -> npt.NDArray[Any] | None: ...
+    @property
+    def rep_penalty(self) -> float: ...
+    @property
+    def add_ids(self) -> npt.NDArray[Any] | None: ...
+    @property
+    def add_values(self) -> npt.NDArray[Any] | None: ...
+    @property
+    def mask(self) -> npt.NDArray[Any] | None: ...
+    @property
+    def forced(self) -> int: ...
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingRows:
+    """How each row is sampled. Tensors [rows] on the CPU; `seed` holds the uint64's bits as int64."""
+
+    temperature: Tensor  # float32; 0 greedy
+    top_k: Tensor  # int64; 0 or less: off
+    top_p: Tensor  # float32
+    min_p: Tensor  # float32
+    seed: Tensor  # int64
+    counter: Tensor  # int64
+
+
+@dataclass(frozen=True, slots=True)
+class Samples:
+    """What was drawn. `logprobs` are of the raw distribution; NaN where not wanted."""
+
+    tokens: Tensor  # [rows] int64
+    logprobs: Tensor  # [rows] float32
+    top_ids: Tensor  # [rows, n_top] int64, -1 beyond the vocabulary
+    top_logprobs: Tensor  # [rows, n_top] float32
+    failed: Tensor  # [rows] bool: every token masked, or NaN or +inf among the logits
+
+
+def sample(
+    logits: Tensor,
+    rows: SamplingRows,
+    adjusts: Sequence[tuple[int, LogitAdjust]] = (),
+    *,
+    want_logprob: Tensor | None = None,
+    n_top: int = 0,
+) -> Samples:
+    """Draw one token a row from `logits` [rows, vocab] float32. `adjusts` are (row, change) pairs."""
+    parts = [
+        _sample_part(logits, rows, adjusts, want_logprob, n_top, start, min(start + _ROWS_AT_ONCE, len(logits)))
+        for start in range(0, max(len(logits), 1), _ROWS_AT_ONCE)
+    ]
+    if len(parts) == 1:
+        return parts[0]
+    return Samples(*(torch.cat([getattr(part, name) for part in parts]) for name in Samples.__slots__))
+
+
+def _sample_part(
+    logits: Tensor,
+    rows: SamplingRows,
+    adjusts: Sequence[tuple[int, LogitAdjust]],
+    want_logprob: Tensor | None,
+    n_top: int,
+    start: int,
+    stop: int,
+) -> Samples:
+    part = slice(start, stop)
+    raw = logits[part]
+    mine = [(row - start, change) for row, change in adjusts if start <= row < stop]
+    adjusted = adjust_logits(raw, mine) if mine else raw
+    peak = adjusted.amax(dim=-1)  # NaN if any logit is
+    failed = ~torch.isfinite(peak)
+    tokens = adjusted.argmax(dim=-1)
+    drawn = torch.nonzero((rows.temperature[part] > 0) & ~failed).flatten()
+    if len(drawn):
+        chosen = SamplingRows(*(getattr(rows, name)[part][drawn] for name in SamplingRows.__slots__))
+        tokens[drawn] = draw(adjusted[drawn], chosen)
+    for row, change in mine:
+        if change.forced >= 0:
+            tokens[row] = change.forced
+            failed[row] = False
+    wanted = torch.zeros(len(raw), dtype=torch.bool) if want_logprob is None else want_logprob[part]
+    logprobs, top_ids, top_logprobs = report(raw, tokens, wanted, n_top)
+    return Samples(tokens, logprobs, top_ids, top_logprobs, failed)
+
+
+def adjust_logits(logits: Tensor, adjusts: Sequence[tuple[int, LogitAdjust]]) -> Tensor:
+    """A copy of `logits` with each (row, change) applied."""
+    out = logits.clone()
+    for row, change in adjusts:
+        line = out[row]
+        if change.rep_ids is not None and change.rep_penalty != 1.0:
+            ids = torch.as_tensor(change.rep_ids, dtype=torch.long)
+            old = line[ids]
+            line[ids] = torch.where(old > 0, old / change.rep_penalty, old * change.rep_penalty)
+        if change.add_ids is not None:
+            ids = torch.as_tensor(change.add_ids, dtype=torch.long)
+            line[ids] = line[ids] + torch.as_tensor(change.add_values, dtype=torch.float32)
+        if change.mask is not None:
+            line.masked_fill_(~unpack_mask(torch.as_tensor(change.mask), len(line)), -torch.inf)
+    return out
+
+
+def unpack_mask(words: Tensor, vocab_size: int) -> Tensor:
+    """int32 words, little bit order -> bool [vocab_size]. Tokens beyond the words are not allowed."""
+    bits = (words.long()[:, None] >> torch.arange(32)) & 1
+    allowed = bits.flatten()[:vocab_size].bool()
+    missing = vocab_size - len(allowed)
+    return torch.cat([allowed, torch.zeros(missing, dtype=torch.bool)]) if missing else allowed
+
+
+def draw(logits: Tensor, rows: SamplingRows) -> Tensor:
+    """One token a row [rows] from finite-peaked `logits` [rows, vocab], all temperatures above 0."""
+    scaled = (logits - logits.amax(dim=-1, keepdim=True)) / rows.temperature[:, None].clamp(min=1e-6)
+    weights = torch.exp(scaled)  # unnormalised, the best token has 1
+    _filter(weights, rows)
+    noise = exponential_noise(rows.seed, rows.counter, weights.shape[1])
+    return (weights.double() / noise).argmax(dim=-1)
+
+
+def _filter(weights: Tensor, rows: SamplingRows) -> None:
+    """Zero, in place, the weights that top-k, top-p and min-p take away."""
+    vocab = weights.shape[1]
+    cut = torch.nonzero(((rows.top_k > 0) & (rows.top_k < vocab)) | (rows.top_p < 1)).flatten()
+    if len(cut):
+        ordered, ids = weights[cut].sort(dim=-1, descending=True, stable=True)  # equal weights: lower id first
+        top_k = rows.top_k[cut].clamp(max=vocab)
+        rank = torch.arange(vocab)
+        ordered.masked_fill_((top_k[:, None] > 0) & (rank >= top_k[:, None]), 0.0)
+        before = ordered.double().cumsum(dim=-1) - ordered.double()
+        # the first token always stays: nothing comes before it and top_p is above 0
+        ordered.masked_fill_(before >= rows.top_p[cut, None].double() * row_sum(ordered.double()), 0.0)
+        weights[cut] = torch.zeros_like(ordered).scatter_(1, ids, ordered)
+    weights.masked_fill_(weights < rows.min_p[:, None], 0.0)
+
+
+def exponential_noise(seed: Tensor, counter: Tensor, vocab_size: int) -> Tensor:
+    """Standard exponential variates [rows, vocab_size], float64, a pure function of (seed, counter, token)."""
+    key = _mix(_mix(seed + _GOLDEN) ^ (counter * _GOLDEN))
+    bits = _mix(key[:, None] + torch.arange(1, vocab_size + 1) * _GOLDEN)
+    uniform = (((bits >> 11) & (2**53 - 1)).double() + 0.5) * 2.0**-53  # in (0, 1)
+    return -torch.log1p(-uniform)
+
+
+def _mix(z: Tensor) -> Tensor:
+    """The finaliser of splitmix64 on int64 (wrapping) tensors."""
+    z = (z ^ _shift(z, 30)) * _MIX_1
+    z = (z ^ _shift(z, 27)) * _MIX_2
+    return z ^ _shift(z, 31)
+
+
+def _shift(z: Tensor, bits: int) -> Tensor:
+    """Logical shift right of int64."""
+    return (z >> bits) & ((1 << (64 - bits)) - 1)
+
+
+def report(logits: Tensor, tokens: Tensor, wanted: Tensor, n_top: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Log-probabilities of `tokens` where wanted, and the best `n_top` of every row, of the raw distribution."""
+    n_rows, vocab = logits.shape
+    logprobs = torch.full((n_rows,), torch.nan)
+    top_ids = torch.full((n_rows, n_top), -1, dtype=torch.long)
+    top_logprobs = torch.full((n_rows, n_top), torch.nan)
+    rows = torch.arange(n_rows) if n_top else torch.nonzero(wanted).flatten()
+    if len(rows):
+        table = torch.log_softmax(logits[rows], dim=-1)
+        chosen = table.gather(1, tokens[rows, None])[:, 0]
+        logprobs[rows] = torch.where(wanted[rows], chosen, torch.nan)
+        if n_top:
+            best = table.topk(min(n_top, vocab), dim=-1)
+            top_ids[:, : best.indices.shape[1]] = best.indices
+            top_logprobs[:, : best.values.shape[1]] = best.values
+    return logprobs, top_ids, top_logprobs

@@ -1,0 +1,57 @@
+"""The decoder every supported architecture is: embedding, blocks, final norm, vocabulary head."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from torch import Tensor
+
+from kernels.base import AttnMeta, KVStore, LayerSpec
+from runtime.models.config import ModelConfig
+from runtime.models.layers import Block, Builder
+from runtime.models.rope import cos_sin_table
+
+
+class Model(Protocol):
+    """What the runner runs."""
+
+    config: ModelConfig
+
+    def forward(self, tokens: Tensor, positions: Tensor, meta: AttnMeta, kv: KVStore) -> Tensor:
+        """Token ids and positions [tokens] -> normed hidden states [tokens, hidden]."""
+        ...
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Hidden states of chosen tokens [n, hidden] -> float32 logits [n, vocab]."""
+        ...
+
+
+class Trunk:
+    """Embedding, final norm, head and rotary table: the part around an architecture's own blocks."""
+
+    def __init__(self, build: Builder, context_length: int) -> None:
+        c = build.config
+        self.ops, self.eps = build.ops, c.norm_eps
+        self.embedding = build.tensor("model.embed_tokens.weight", (c.vocab_size, c.hidden_size))
+        self.final_norm = build.tensor("model.norm.weight", (c.hidden_size,))
+        head = "model.embed_tokens" if c.tied else "lm_head"
+        self.head = build.linear((head,), (c.vocab_size,), c.hidden_size)
+        self.cos_sin = cos_sin_table(c.rope, c.head_dim, context_length).to(build.device)
+
+    def run(self, blocks: list[Block], tokens: Tensor, positions: Tensor, meta: AttnMeta, kv: KVStore) -> Tensor:
+        for spec in distinct_specs(blocks):
+            self.ops.plan(meta, spec)
+        delta, residual = self.ops.embedding(tokens, self.embedding), None
+        for block in blocks:
+            delta, residual = block.forward(delta, residual, positions, self.cos_sin, meta, kv)
+        assert residual is not None
+        hidden, _ = self.ops.add_rms_norm(delta, residual, self.final_norm, self.eps)
+        return hidden
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        return self.head(hidden).float()
+
+
+def distinct_specs(blocks: list[Block]) -> list[LayerSpec]:
+    """The LayerSpecs of the blocks, each once, in order of first use."""
+    return list(dict.fromkeys(block.attention.spec for block in blocks))

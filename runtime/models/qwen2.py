@@ -1,0 +1,24 @@
+"""Qwen2 and Qwen2.5: Llama with biases on the query, key and value projections (set by the config)."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from kernels.base import AttnMeta, KVStore
+from runtime.models.decoder import Trunk
+from runtime.models.layers import Attention, Block, Builder
+
+
+class Qwen2:
+    """Satisfies `Model`."""
+
+    def __init__(self, build: Builder, context_length: int) -> None:
+        self.config = build.config
+        self.trunk = Trunk(build, context_length)
+        self.blocks = [Block(build, layer, Attention(build, layer)) for layer in range(build.config.n_layers)]
+
+    def forward(self, tokens: Tensor, positions: Tensor, meta: AttnMeta, kv: KVStore) -> Tensor:
+        return self.trunk.run(self.blocks, tokens, positions, meta, kv)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        return self.trunk.logits(hidden)
