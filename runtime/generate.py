@@ -359,12 +359,14 @@ class Stream(AsyncIterator[Delta]):
             merged.setdefault((output.rid, output.segment), []).append(output)
         for (rid, _), news in merged.items():
             finish = news[-1].finish
-            if finish is not None and finish.reason == "error":
+            failed = finish is not None and finish.reason == "error"
+            if failed:
+                assert finish is not None
                 self._error = self._error or error_of(finish)
-                self._answers.pop(rid, None)
-                continue
-            self._ready.append(self._answers[rid].delta(news))
-            if is_last(news[-1]):
+                news.pop()  # what came before the failure is still delivered
+            if news:
+                self._ready.append(self._answers[rid].delta(news))
+            if failed or is_last(news[-1]):
                 del self._answers[rid]
         if self._error is not None or not self._answers:
             self.close()
