@@ -38,6 +38,18 @@ _EXPORTS = {
     "RequestAborted": "runtime.errors",
     "ModelLoadError": "runtime.errors",
     "BackendUnavailable": "runtime.errors",
+    "function": "frontend_lang.function",
+    "Program": "frontend_lang.function",
+    "Result": "frontend_lang.function",
+    "State": "frontend_lang.state",
+    "gen": "frontend_lang.constructs",
+    "select": "frontend_lang.constructs",
+    "raw": "frontend_lang.constructs",
+    "tool": "frontend_lang.tools",
+    "call": "frontend_lang.tools",
+    "Tool": "frontend_lang.tools",
+    "ToolResult": "frontend_lang.tools",
+    "ProgramError": "frontend_lang.errors",
 }
 
 __all__ = ["__version__", *_EXPORTS]
@@ -90,11 +102,22 @@ def main() -> None:
 _check_packages(Path(__file__).resolve().parent)
 
 if TYPE_CHECKING:  # for editors and type checkers: the same names as in _EXPORTS
-    from runtime.engine import Engine as Engine
-    from runtime.engine import GenerateResult as GenerateResult
-
+    from frontend_lang.constructs import gen as gen
+    from frontend_lang.constructs import raw as raw
+    from frontend_lang.constructs import select as select
+    from frontend_lang.errors import ProgramError as ProgramError
+    from frontend_lang.function import Program as Program
+    from frontend_lang.function import Result as Result
+    from frontend_lang.function import function as function
+    from frontend_lang.state import State as State
+    from frontend_lang.tools import Tool as Tool
+    from frontend_lang.tools import ToolResult as ToolResult
+    from frontend_lang.tools import call as call
+    from frontend_lang.tools import tool as tool
     from runtime.config import EngineConfig as EngineConfig
     from runtime.config import ServerConfig as ServerConfig
+    from runtime.engine import Engine as Engine
+    from runtime.engine import GenerateResult as GenerateResult
     from runtime.errors import BackendUnavailable as BackendUnavailable
     from runtime.errors import ContextLengthExceeded as ContextLengthExceeded
     from runtime.errors import InvalidRequest as InvalidRequest

@@ -1,0 +1,1 @@
+"""The agent language: Python programs that compile to prefix-sharing requests."""

@@ -1,0 +1,151 @@
+"""The record of a run: what every request cost, and what an all-knowing cache could have reused."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import numpy as np
+
+from frontend_lang.context import Span
+from runtime.messages import Ids, Usage
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """One request of one branch. Times are seconds since the run began; lengths are tokens."""
+
+    branch: str
+    kind: str  # gen, select, prefetch
+    names: tuple[str, ...]
+    line: int
+    start_s: float
+    end_s: float
+    usage: Usage
+    prompt: Ids = field(repr=False)
+    output: Ids = field(repr=False)  # generated ids and the literal text between them
+    reusable: int = 0  # at most this many tokens of the prompt can come from a cache (the rest needs logits)
+
+
+@dataclass(frozen=True, slots=True)
+class ToolEvent:
+    branch: str
+    name: str
+    line: int
+    start_s: float
+    end_s: float
+    arguments: str
+    result: str
+    ok: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Totals:
+    """Sums over the requests of a run. `optimum`: tokens that a cache holding everything seen would have reused."""
+
+    requests: int = 0
+    messages: int = 0
+    prompt: int = 0
+    prefilled: int = 0
+    reused: int = 0
+    copied: int = 0
+    generated: int = 0
+    forced: int = 0
+    optimum: int = 0
+    wall_s: float = 0.0
+
+    @property
+    def hit_rate(self) -> float:
+        """Reused over reusable tokens; 1.0 when nothing was reusable."""
+        return self.reused / self.optimum if self.optimum else 1.0
+
+
+@dataclass(slots=True)
+class Record:
+    """Everything kept of one run."""
+
+    program: str
+    run_id: str
+    backend: str
+    events: list[Event] = field(default_factory=list)
+    tools: list[ToolEvent] = field(default_factory=list)
+    branches: dict[str, tuple[str | None, Sequence[Span]]] = field(default_factory=dict)  # name -> (parent, story)
+    messages: int = 0
+    wall_s: float = 0.0
+
+    def totals(self) -> Totals:
+        usages = [event.usage for event in self.events]
+        return Totals(
+            requests=len(self.events),
+            messages=self.messages,
+            prompt=sum(usage.prompt_tokens for usage in usages),
+            prefilled=sum(usage.prefilled_tokens for usage in usages),
+            reused=sum(usage.cached_tokens for usage in usages),
+            copied=sum(usage.copied_tokens for usage in usages),
+            generated=sum(usage.completion_tokens for usage in usages),
+            forced=sum(usage.forced_tokens for usage in usages),
+            optimum=optimum(self.events),
+            wall_s=self.wall_s,
+        )
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain data, ready for JSON."""
+        return {
+            "program": self.program,
+            "run_id": self.run_id,
+            "backend": self.backend,
+            "totals": {**asdict(self.totals()), "hit_rate": self.totals().hit_rate},
+            "events": [
+                {
+                    "branch": event.branch,
+                    "kind": event.kind,
+                    "names": list(event.names),
+                    "line": event.line,
+                    "start_s": event.start_s,
+                    "end_s": event.end_s,
+                    "prompt": event.usage.prompt_tokens,
+                    "prefilled": event.usage.prefilled_tokens,
+                    "reused": event.usage.cached_tokens,
+                    "copied": event.usage.copied_tokens,
+                    "generated": event.usage.completion_tokens,
+                    "forced": event.usage.forced_tokens,
+                    "queue_s": event.usage.queue_s,
+                    "miss": event.usage.miss,
+                }
+                for event in self.events
+            ],
+            "tools": [asdict(tool) for tool in self.tools],
+            "branches": {
+                name: {
+                    "parent": parent,
+                    "spans": [
+                        {"text": span.text, "n_ids": len(span.ids), "name": span.name, "forced": span.forced}
+                        for span in spans
+                    ],
+                }
+                for name, (parent, spans) in self.branches.items()
+            },
+        }
+
+
+def optimum(events: Sequence[Event]) -> int:
+    """Tokens that could have been reused: each prompt's longest prefix seen before it, at most `reusable`.
+
+    Requests that ran side by side share too, as the runtime plans a prefix once for all of a message. A
+    request's last sampled token has no KV: nothing read it.
+    """
+    seen: list[Ids] = []
+    total = 0
+    for event in sorted(events, key=lambda event: event.start_s):
+        best = max((common_prefix(event.prompt, other) for other in seen), default=0)
+        total += max(0, min(best, event.reusable))
+        seen.append(np.concatenate([event.prompt, event.output[:-1]]))
+    return total
+
+
+def common_prefix(a: Ids, b: Ids) -> int:
+    """Length of the longest common prefix."""
+    n = min(len(a), len(b))
+    differ = np.flatnonzero(a[:n] != b[:n])
+    return int(differ[0]) if len(differ) else n
