@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass
 from typing import Any
 
+from runtime.client import SchedulerLoop
 from runtime.config import EngineConfig
-from runtime.scheduler import Scheduler
 from runtime.step import Runner
 
 
@@ -17,12 +16,33 @@ class Parts:
 
     config: EngineConfig
     runner: Runner
-    tokenizer: Any
-    scheduler: Scheduler
-    grammar: Any = None
+    tokenizer: Any  # a Tokenizer, or what tests put in its place
+    scheduler: SchedulerLoop
+    grammar: Any = None  # a GrammarService
 
     def close(self) -> None:
         """Free the device and the compile threads; the scheduler has stopped."""
         if self.grammar is not None:
             self.grammar.close()
         self.runner.close()
+
+
+def build(config: EngineConfig) -> Parts:
+    """Load what `config` names. Raises ModelLoadError, NotFound, BackendUnavailable or InvalidRequest."""
+    from runtime.models.loader import load_runner  # brings torch
+    from runtime.text.tokenizer import Tokenizer
+
+    runner = load_runner(config)
+    try:
+        return assemble(config, runner, Tokenizer.from_model(runner.spec.path))
+    except BaseException:
+        runner.close()
+        raise
+
+
+def assemble(config: EngineConfig, runner: Runner, tokenizer: Any) -> Parts:
+    """Parts around a loaded runner (or a fake one)."""
+    from runtime.scheduler import Scheduler
+
+    scheduler = Scheduler(config, runner, token_bytes=tokenizer.token_bytes)
+    return Parts(config, runner, tokenizer, scheduler)

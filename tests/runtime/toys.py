@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import os
 import queue
+import signal
 import time
+from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from runtime.messages import Abort, Finish, FromScheduler, Output, Outputs, Reply, Submit, SubmitMany, Usage
+from runtime.build import Parts
+from runtime.config import EngineConfig
+from runtime.errors import ModelLoadError
+from runtime.execute.fake import fake_spec
+from runtime.messages import Abort, Call, Finish, FromScheduler, Output, Outputs, Reply, Submit, SubmitMany, Usage
 
 EOS = 256
 
@@ -83,3 +90,90 @@ class ToldScheduler:
 
     def stop(self, drain: bool = False) -> None:
         self._todo.put(None)
+
+
+class EchoScheduler:
+    """A scheduler that repeats each prompt, one byte a turn.
+
+    A prompt with `~` in it takes 20 ms a byte; `!die` raises out of the loop, `!stall` keeps it busy without a turn.
+    """
+
+    def __init__(self) -> None:
+        self.last_turn = time.monotonic()
+        self._inbox: queue.Queue[tuple[Any, Callable[[FromScheduler], None]] | None] = queue.Queue()
+        self._live: dict[str, tuple[deque[int], Callable[[FromScheduler], None]]] = {}
+        self._stop = False
+
+    @property
+    def busy(self) -> bool:
+        return bool(self._live)
+
+    def receive(self, msg: Any, sink: Callable[[FromScheduler], None]) -> None:
+        self._inbox.put((msg, sink))
+
+    def stop(self, drain: bool = False) -> None:
+        self._inbox.put(None)
+
+    def run(self) -> None:
+        while not self._stop:
+            self.last_turn = time.monotonic()
+            self._ingest(block=not self._live)
+            self._turn()
+
+    def _ingest(self, block: bool) -> None:
+        while True:
+            try:
+                entry = self._inbox.get(block, timeout=0.2 if block else None)
+            except queue.Empty:
+                return
+            block = False
+            if entry is None:
+                self._stop = True
+                return
+            self._take(*entry)
+
+    def _take(self, msg: Any, sink: Callable[[FromScheduler], None]) -> None:
+        if isinstance(msg, Abort):
+            if live := self._live.pop(msg.rid or "", None):
+                live[1](Outputs(items=(Output(rid=msg.rid or "", finish=Finish(reason="abort"), usage=Usage()),)))
+        elif isinstance(msg, Call):
+            known = msg.op == "stats"
+            sink(Reply(id=msg.id, value={"running": len(self._live)} if known else None, error=None if known else "no"))
+        else:
+            for item in msg.items if isinstance(msg, SubmitMany) else (msg,):
+                self._live[item.rid] = (deque(item.tokens[::4]), sink)
+
+    def _turn(self) -> None:
+        for rid, (left, sink) in list(self._live.items()):
+            text = bytes(left)
+            if text.startswith(b"!die"):
+                raise RuntimeError("told to die")
+            if text.startswith(b"!stall"):
+                time.sleep(3600)
+            if b"~" in text:
+                time.sleep(0.02)
+            token = left.popleft()
+            finish = None if left else Finish(reason="length")
+            usage = None if left else Usage(completion_tokens=len(text))
+            if finish is not None:
+                del self._live[rid]
+            sink(Outputs(items=(Output(rid=rid, tokens=(token,), finish=finish, usage=usage),)))
+
+
+class ToyRunner:
+    """What a process tells of its model, with no model."""
+
+    spec = fake_spec(vocab_size=257, context_length=4096, eos_ids=(EOS,))
+    n_pages, page_size, max_running = 64, 16, 8
+
+    def close(self) -> None:
+        pass
+
+
+def echo_parts(config: EngineConfig) -> Parts:
+    """Parts for a scheduler process that echoes; `model` may ask it to fail."""
+    if config.model == "broken":
+        raise ModelLoadError("The shard model-00002.safetensors is cut short.")
+    if config.model == "crash":
+        os.kill(os.getpid(), signal.SIGKILL)
+    return Parts(config, ToyRunner(), ByteTokenizer(), EchoScheduler())  # type: ignore[arg-type]
