@@ -10,7 +10,7 @@ import numpy as np
 from radix.audit import audit
 from radix.evict import EvictionHeap, EvictionPolicy, HintsLike, make_policy
 from radix.lease import Lease, LeaseError, Match, Tail
-from radix.pages import Ids, Owner, PagePool
+from radix.pages import REQUEST, TREE, Ids, PagePool
 from radix.tree import TOKEN_BYTES, Namespace, Node, RadixTree, Spot
 
 COMMITTED = -1  # the step of pages whose KV is known to be written: no failure withdraws them
@@ -130,7 +130,7 @@ class PrefixCache:
             if short > self.n_evictable:
                 return None
             self.evict(short)
-        return self.pool.take(n, Owner.REQUEST)
+        return self.pool.take(n, REQUEST)
 
     def evict(self, n: int) -> int:
         """Free up to `n` cached pages, from the tails of the coldest unpinned leaves. Returns how many."""
@@ -147,9 +147,9 @@ class PrefixCache:
         parent = leaf.parent
         pages = self.tree.trim(leaf, k)
         if quarantine:
-            self.pool.quarantine(pages, Owner.TREE)
+            self.pool.quarantine(pages, TREE)
         else:
-            self.pool.free(pages, Owner.TREE)
+            self.pool.free(pages, TREE)
         self.heap.offer(leaf)
         if parent is not None and not leaf.n_pages:
             self.heap.offer(parent)
@@ -190,7 +190,7 @@ class PrefixCache:
             self._disown(lease)
             mine = mine[1:]
         self._move(lease, node, spot.n_bytes // TOKEN_BYTES)
-        self.pool.quarantine(mine, Owner.REQUEST)
+        self.pool.quarantine(mine, REQUEST)
 
     def _insert(self, lease: Lease, data: bytes, new: Ids, step: int) -> None:
         """Hang pages that the tree does not have below the lease's node, and move the lease onto them."""
@@ -202,7 +202,7 @@ class PrefixCache:
             data, new = data[self.tree.page_bytes :], new[1:]
         if not len(new):
             return
-        self.pool.move(new, Owner.REQUEST, Owner.TREE)
+        self.pool.move(new, REQUEST, TREE)
         node = lease.node
         if node.pins == 1 and not node.children and node.parent is not None:  # only this lease is here: grow the edge
             self.tree.extend(node, data, new)
@@ -258,7 +258,7 @@ class PrefixCache:
             first_private += 1
         elif keep and self.enabled and self._leave_tail(lease, _key(tokens, lease.n_tokens, n_tokens), pages):
             first_private += 1
-        self.pool.free(pages[first_private:], Owner.REQUEST)
+        self.pool.free(pages[first_private:], REQUEST)
         self._release(lease)
 
     def _lengthen(self, lease: Lease, rest: bytes) -> None:
@@ -276,7 +276,7 @@ class PrefixCache:
             return False
         i = lease.n_tokens // self.page_size
         page = pages[i : i + 1]
-        self.pool.move(page, Owner.REQUEST, Owner.TREE)
+        self.pool.move(page, REQUEST, TREE)
         self.page_step[page] = COMMITTED
         leaf = self.tree.attach(lease.node, rest, page)
         leaf.last_used = self.now
@@ -310,11 +310,19 @@ class PrefixCache:
 
     # -- failure, flush, report --------------------------------------------------------------------------------
 
+    def holders(self, step: int) -> list[Lease]:
+        """Leases on pages that `step` or a later one writes: matched or remapped, whether or not planned since."""
+        return [
+            lease
+            for lease in self.leases
+            if any(self._first_written(node, step) < node.n_pages for node in self.tree.chain(lease.anchor))
+        ]
+
     def withdraw(self, step: int) -> int:
         """A step failed: take every page published for `step` or a later one, and all below it, out of the tree.
 
-        Every request that had a row in those steps must be finished first: raises LeaseError if a lease still
-        holds such a page. The pages go to quarantine. Returns how many.
+        Finish first every request that had a row in those steps, and every one in `holders(step)`: raises
+        LeaseError if a lease still holds such a page. The pages go to quarantine. Returns how many.
         """
         self._drop_sources()
         doomed = [(node, k) for node in self.tree.nodes() if (k := self._first_written(node, step)) < node.n_pages]
@@ -364,7 +372,7 @@ class PrefixCache:
             "page_size": self.page_size,
             "free": self.pool.n_free,
             "quarantined": self.pool.n_quarantined,
-            "request": self.pool.count(Owner.REQUEST),
+            "request": self.pool.count(REQUEST),
             "tree": self.tree.n_pages,
             "evictable": self.n_evictable,
             "protected": self.tree.n_pinned,

@@ -19,6 +19,9 @@ class Owner(IntEnum):
     IO = 3  # nobody's any more, but work already queued on the device (or a transfer) may still touch it
 
 
+FREE, TREE, REQUEST, IO = Owner  # looking a member up on an Enum class costs more than the work here
+
+
 class PageError(RuntimeError):
     """A page was taken from, or given by, someone who does not own it."""
 
@@ -37,7 +40,7 @@ class PagePool:
             raise ValueError(f"a pool needs n_pages >= 1 and page_size >= 1; got {n_pages} and {page_size}")
         self.n_pages = n_pages
         self.page_size = page_size
-        self._owner = np.full(n_pages, Owner.FREE, np.int8)
+        self._owner = np.full(n_pages, FREE, np.int8)
         self._free: Ids = np.arange(n_pages - 1, -1, -1, dtype=np.int32)  # a stack; its top is _n_free
         self._n_free = n_pages
         self._counts = [n_pages, 0, 0, 0]
@@ -65,7 +68,7 @@ class PagePool:
         low = self._n_free - n
         pages = self._free[low : self._n_free][::-1].copy()
         self._n_free = low
-        self._hand_over(pages, Owner.FREE, owner)
+        self._hand_over(pages, FREE, owner)
         return pages
 
     def move(self, pages: Ids, source: Owner, target: Owner) -> None:
@@ -76,20 +79,20 @@ class PagePool:
     def free(self, pages: Ids, source: Owner) -> None:
         """Take `pages` back from `source`; they can be given out at once."""
         self._check(pages, source)
-        self._hand_over(pages, source, Owner.FREE)
+        self._hand_over(pages, source, FREE)
         self._push(pages)
 
     def quarantine(self, pages: Ids, source: Owner) -> None:
         """Take `pages` back from `source`, but give them out only after `release_quarantine`."""
         if len(pages):
-            self.move(pages, source, Owner.IO)
+            self.move(pages, source, IO)
             self._quarantined.append(np.array(pages, dtype=np.int32))
 
     def release_quarantine(self) -> int:
         """Free every quarantined page: a new plan begins, and the device runs plans in order. Returns how many."""
         n = 0
         for pages in self._quarantined:
-            self.free(pages, Owner.IO)
+            self.free(pages, IO)
             n += len(pages)
         self._quarantined.clear()
         return n

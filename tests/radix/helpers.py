@@ -94,7 +94,8 @@ class Client:
             for _, target in step.copies:
                 self.kv[target] = GARBAGE
         self.queue.clear()
-        for run in [run for run in self.runs if id(run) in rows]:
+        holders = self.cache.holders(failed)
+        for run in [run for run in self.runs if id(run) in rows or run.lease in holders]:
             self.finish(run, keep=False)
         n = self.cache.withdraw(failed)
         self.queue.append(Step(self.step))
