@@ -1,0 +1,170 @@
+"""One request's life in the scheduler: what it asks, where it stands, what it has cost."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from runtime.messages import (
+    Finish,
+    FromScheduler,
+    GrammarSpec,
+    Output,
+    Segment,
+    Submit,
+    TokenLogprob,
+    Usage,
+    unpack_ids,
+)
+from runtime.params import SamplingParams
+
+if TYPE_CHECKING:
+    from runtime.scheduler.sampling import PenaltyState
+    from runtime.scheduler.stops import StopMatcher
+
+Sink = Callable[[FromScheduler], None]
+I32 = npt.NDArray[np.int32]
+
+
+class Phase(enum.IntEnum):
+    """Where a request stands. Only PREFILL, DECODE and DRAIN hold a row and a lease."""
+
+    WAITING = 0
+    PREFILL = 1  # has known tokens whose KV is not planned yet
+    DECODE = 2  # one token a step
+    DRAIN = 3  # everything it may do is planned; waits for its last commit
+    ENDED = 4
+
+
+@dataclass(slots=True)
+class Tally:
+    """What a request has cost so far, in tokens, pages' worth and seconds."""
+
+    cached: int = 0
+    copied: int = 0
+    prefilled: int = 0
+    forced: int = 0
+    completion: int = 0
+    retractions: int = 0
+    admitted_at: float = 0.0
+    first_token_at: float = 0.0
+    miss: str | None = None
+    honoured: tuple[str, ...] = ()
+
+
+@dataclass(slots=True)
+class GrammarState:
+    """A request's grammar: the compilation it waits for, then its cursor (kept through retraction)."""
+
+    spec: GrammarSpec
+    future: Future[Any]
+    cursor: Any = None
+    mask: I32 | None = None
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    """Cursors live in the row table while it runs: computed (done) <= planned (kv) <= tokens + depth.
+
+    `tokens` holds every committed token while the request has no row; `known` counts them. `attempt` goes up
+    whenever rows planned earlier must be ignored at commit: retraction, a new segment.
+    """
+
+    num: int
+    submit: Submit
+    sink: Sink
+    arrival: float
+    tokens: I32
+    params: SamplingParams
+    known: int
+    gen_start: int  # position of the current segment's first generated token
+    phase: Phase = Phase.WAITING
+    slot: int = 0
+    attempt: int = 0
+    segment: int = 0
+    lease: Any = None
+    high_water: int = 0  # most KV ever computed over all attempts
+    scored: int = -1  # prompt logprobs: next position whose logprob is owed; -1 none
+    no_tail: bool = False  # the pool had no page for a tail copy: match whole pages only
+    deadline: float | None = None
+    retracted_at: int = 0  # high_water when last retracted
+    work_at_arrival: int = 0  # the scheduler's prefill work when it came
+    skipped_since: int | None = None  # admissions done when it was first skipped for lack of room
+    hit: int = 0  # tokens a probe found for it
+    probed_at: int = -1
+    grammar: GrammarState | None = None
+    stops: StopMatcher | None = None
+    penalties: PenaltyState | None = None
+    prompt_logprobs: list[TokenLogprob] = field(default_factory=list)
+    tally: Tally = field(default_factory=Tally)
+    queue_key: Any = None
+
+    @classmethod
+    def from_submit(cls, num: int, submit: Submit, sink: Sink, now: float) -> Request:
+        tokens = unpack_ids(submit.tokens)
+        deadline = now + submit.timeout_s if submit.timeout_s is not None else None
+        request = cls(
+            num=num,
+            submit=submit,
+            sink=sink,
+            arrival=submit.arrival or now,
+            tokens=tokens,
+            params=submit.params,
+            known=len(tokens),
+            gen_start=len(tokens),
+            deadline=deadline,
+        )
+        if submit.prompt_logprobs_from is not None:
+            request.scored = max(1, submit.prompt_logprobs_from)
+            if submit.prompt_logprobs_from == 0:
+                request.prompt_logprobs.append(TokenLogprob(int(tokens[0]), None))
+        return request
+
+    @property
+    def rid(self) -> str:
+        return self.submit.rid
+
+    @property
+    def n_prompt(self) -> int:
+        return len(self.submit.tokens) // 4
+
+    @property
+    def segments_left(self) -> int:
+        return len(self.submit.segments) - self.segment
+
+    def next_segment(self) -> Segment:
+        return self.submit.segments[self.segment]
+
+    def match_limit(self, n_tokens: int) -> int:
+        """Most tokens that may come from the cache: something must be left to give the logits wanted."""
+        limit = n_tokens - 1
+        if 0 <= self.scored < self.n_prompt:
+            limit = min(limit, self.scored - 1)
+        return max(0, limit)
+
+    def usage(self, now: float) -> Usage:
+        tally = self.tally
+        queued_until = tally.admitted_at or now
+        return Usage(
+            prompt_tokens=self.n_prompt,
+            completion_tokens=tally.completion,
+            cached_tokens=tally.cached,
+            copied_tokens=tally.copied,
+            prefilled_tokens=tally.prefilled,
+            forced_tokens=tally.forced,
+            retractions=tally.retractions,
+            queue_s=max(0.0, queued_until - self.arrival),
+            first_token_s=max(0.0, tally.first_token_at - self.arrival) if tally.first_token_at else 0.0,
+            total_s=max(0.0, now - self.arrival),
+            miss=tally.miss,
+            hints_honoured=tally.honoured,
+        )
+
+    def output(self, finish: Finish | None = None, usage: Usage | None = None) -> Output:
+        return Output(rid=self.rid, finish=finish, usage=usage, segment=self.segment)

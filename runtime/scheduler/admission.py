@@ -1,0 +1,139 @@
+"""Who may start: a waiting request gets a row and a lease when its pages are there, for now and a while to come."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from radix import Lease
+from runtime.request import Phase, Request
+from runtime.scheduler.batch import Copies
+from runtime.scheduler.state import Growth, State
+
+MAX_LONG = 4  # prompts of several chunks that are prefilled at the same time
+REFRESH = 4  # cached-prefix lookups of waiting requests in one step
+
+
+def expected_growth(state: State) -> int:
+    """Pages the running requests will probably still ask for."""
+    rows = state.rows
+    slots = np.flatnonzero(rows.gen)
+    if not len(slots):
+        return 0
+    ahead = np.minimum(rows.limit[slots] - rows.known[slots], Growth.CLIP) * state.growth.ratio
+    pages = np.ceil((rows.known[slots] + ahead) / state.page_size).astype(np.int64) - rows.n_pages[slots]
+    decoding = rows.kv[slots] >= rows.known[slots] - 1
+    return int(np.maximum(pages, 0)[decoding].sum())
+
+
+def reserved(state: State) -> int:
+    """Pages that the admitted prompts still need."""
+    rows = state.rows
+    return sum(max(0, state.pages_for(int(rows.known[r.slot]) + 1) - int(rows.n_pages[r.slot])) for r in state.prefill)
+
+
+def pages_needed(state: State, request: Request, n_cached: int) -> int:
+    """New pages for the tokens it has, and its share of the answer to come."""
+    params = request.params
+    room = state.limits.max_len - request.known
+    if params.max_tokens is not None:
+        room = min(room, request.gen_start + params.max_tokens - request.known)
+    ahead = int(min(max(room, 0), Growth.CLIP) * state.growth.ratio)
+    return state.pages_for(request.known + max(1, ahead)) - n_cached // state.page_size
+
+
+class Admission:
+    """Fills one step's free rows. Made anew for every plan; keeps the running account of pages."""
+
+    def __init__(self, state: State) -> None:
+        self.state = state
+        self._growth = -1
+
+    def admit(self, request: Request) -> bool:
+        """Give the request a row and its cached prefix, if it fits. False: nothing has changed."""
+        state = self.state
+        alone = state.rows.n_used == 0
+        tokens = request.tokens
+        limit = state.match_limit(request, request.known)
+        lease = state.cache.acquire(state.namespace(request), tokens, limit)
+        if not alone and not self.fits(request, lease.n_tokens):
+            state.cache.finish(lease, tokens, np.zeros(0, np.int32), 0, keep=False)
+            return False
+        self._enter(request, lease)
+        return True
+
+    def fits(self, request: Request, n_cached: int) -> bool:
+        """Pages for it are there beyond what the running requests will need. Alone, a request always fits."""
+        state = self.state
+        if state.rows.n_used == 0:
+            return True
+        if self._growth < 0:
+            self._growth = expected_growth(state)
+        free = state.n_available - reserved(state) - self._growth
+        return pages_needed(state, request, n_cached) <= free
+
+    def _enter(self, request: Request, lease: Lease) -> None:
+        state, rows = self.state, self.state.rows
+        state.queue.remove(request)
+        request.lease = lease
+        request.skipped_since = None
+        slot = rows.take(request, state.config.seed + request.num)
+        state.to_phase(request, Phase.PREFILL)
+        state.n_admitted += 1
+        if not request.tally.admitted_at:
+            request.tally.admitted_at = state.now
+            state.stats.queue_s.add(state.now - request.arrival)
+            state.stats.prompt_tokens += request.n_prompt
+        self.take_leased(request)
+        if state.policy.bucketed:
+            state.queue.charge(state.queue.account(request), request.known - int(rows.kv[slot]))
+
+    def take_leased(self, request: Request) -> None:
+        """Enter the pages a lease has newly matched into the row's table, and move the cursors to them."""
+        rows, slot, lease = self.state.rows, request.slot, request.lease
+        had = int(rows.published[slot])
+        n = lease.n_tokens
+        pages = lease.pages
+        rows.pages[slot, : len(pages)] = pages
+        rows.n_pages[slot] = len(pages)
+        rows.published[slot] = rows.kv[slot] = rows.done[slot] = n
+        self._count_reuse(request, n - had)
+
+    def _count_reuse(self, request: Request, n: int) -> None:
+        self.state.stats.reused += n
+        if not request.tally.retractions:
+            request.tally.cached += n
+
+    def take_tail(self, request: Request, page: int, copies: Copies) -> None:
+        """Use the tokens matched beyond whole pages: go on in the adopted leaf, or copy them into `page`."""
+        state, rows, slot = self.state, self.state.rows, request.slot
+        tail = request.lease.tail
+        if tail.adopted:
+            rows.done[slot] += tail.n
+            state.stats.adopted += tail.n
+        else:
+            copies.add(tail.page, page, tail.n)
+            state.stats.copied += tail.n
+            if not request.tally.retractions:
+                request.tally.copied += tail.n
+        rows.kv[slot] += tail.n
+        self._count_reuse(request, tail.n)
+
+
+def refresh_hits(state: State) -> None:
+    """Look up again what the first waiting requests would find in the cache; a bounded number of lookups a step."""
+    if not state.policy.uses_hits:
+        return
+    for request in state.queue.stale_hits(REFRESH):
+        if request.probed_at == state.step:
+            continue
+        probe_hit(state, request)
+
+
+def probe_hit(state: State, request: Request) -> None:
+    """Note what a request would find in the cache, and its new place in the queue."""
+    request.probed_at = state.step
+    hit = state.cache.probe(state.namespace(request), request.tokens, request.match_limit(request.known)).total
+    if hit != request.hit:
+        request.hit = hit
+        if request in state.queue:
+            state.queue.rekey(request)

@@ -1,0 +1,177 @@
+"""Taking a step's results in: cursors, tokens, stops, outputs. Arrays for all rows, Python only for rows with news."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from runtime.errors import RequestFailed
+from runtime.messages import Finish, Output, TokenLogprob
+from runtime.request import Phase, Request
+from runtime.scheduler.batch import Piece, Planned
+from runtime.scheduler.release import fail
+from runtime.scheduler.speak import Speaker
+from runtime.scheduler.state import State
+from runtime.step import StepResult
+
+I64 = npt.NDArray[np.int64]
+PUBLISH_TOKENS = 64  # decoded tokens are given to the tree in runs of at least this many
+
+
+class Committer:
+    """Commits one step after the other."""
+
+    def __init__(self, state: State) -> None:
+        self.state = state
+        self._speaker = Speaker(state)
+
+    def commit(self, planned: Planned, result: StepResult) -> None:
+        """Take in what `planned` computed. Rows whose generation is stale are dropped."""
+        self._move_cursors(planned)
+        if planned.pieces:
+            self._commit_pieces(planned, result)
+        self._commit_samples(planned, result)
+        self._end_without_sample(planned)
+
+    # -- cursors ---------------------------------------------------------------------------------------------
+
+    def _move_cursors(self, planned: Planned) -> None:
+        """`done` follows `kv` for live rows; some request must get further than it ever was (see `_progress`)."""
+        state, rows = self.state, self.state.rows
+        slots, kv = planned.slots, planned.plan.kv_lens
+        live = rows.gen[slots] == planned.gens
+        if not live.all():
+            state.stats.rows_stale += int(len(live) - live.sum())
+            slots, kv = slots[live], kv[live]
+            if not len(slots):
+                return
+        high = rows.high[slots]
+        rows.done[slots] = kv
+        rows.high[slots] = np.maximum(high, kv)
+        if not (kv > high).any():
+            assert any(p.recovering for p in planned.pieces), "a step in which no request got further"
+        if state.policy.bucketed:
+            rows.service[slots] += 1
+        due = kv - rows.published[slots] >= max(PUBLISH_TOKENS, state.page_size)
+        if due.any():
+            for slot in slots[due].tolist():
+                self._publish(slot, planned.plan.step)
+
+    def _publish(self, slot: int, step: int) -> None:
+        """Give decoded pages to the tree. A chain keeps its own until its next literal: a stop may cut them."""
+        state, rows = self.state, self.state.rows
+        request = rows.request(slot)
+        if request.phase is Phase.PREFILL or request.segments_left:
+            return
+        rows.published[slot] = state.cache.publish(
+            request.lease, rows.row_tokens(slot), rows.row_pages(slot), int(rows.done[slot]), step
+        )
+        state.pages_version += 1
+
+    # -- prompt logprobs and first tokens ----------------------------------------------------------------------
+
+    def _commit_pieces(self, planned: Planned, result: StepResult) -> None:
+        at = 0
+        for piece in planned.pieces:
+            n, request = len(piece.score), piece.request
+            live = self.state.rows.gen[piece.slot] == piece.gen
+            if live and n:
+                self._take_scores(piece, result, at)
+            if live and piece.samples and not request.tally.first_token_at:
+                request.tally.first_token_at = self.state.clock()
+            at += n
+
+    def _take_scores(self, piece: Piece, result: StepResult, at: int) -> None:
+        request = piece.request
+        n_top = request.params.top_logprobs
+        for k, token in enumerate(piece.score_tokens.tolist(), at):
+            ids = tuple(result.score_top_ids[k, :n_top].tolist())
+            values = tuple(result.score_top_logprobs[k, :n_top].tolist())
+            request.prompt_logprobs.append(TokenLogprob(token, float(result.score_logprobs[k]), ids, values))
+        request.scored = int(piece.score[-1]) + 1
+
+    # -- samples -----------------------------------------------------------------------------------------------
+
+    def _commit_samples(self, planned: Planned, result: StepResult) -> None:
+        state, rows, slots = self.state, self.state.rows, planned.sample_slots
+        tokens = result.tokens
+        live = rows.gen[slots] == planned.sample_gens
+        live &= ~rows.override[slots]
+        rows.override[slots] = False
+        index = None
+        if not live.all():
+            index = np.flatnonzero(live)
+            slots, tokens = slots[index], tokens[index]
+        if not len(slots):
+            return
+        failed = self._failed(planned, result, index)
+        at = rows.known[slots]
+        expect = planned.plan.counter if index is None else planned.plan.counter[index]
+        assert (at == expect).all(), "a sample came back for another position than its row is at"
+        rows.tokens[slots, at] = tokens
+        rows.known[slots] = at + 1
+        state.stats.generated += len(slots)
+        ends = at + 1 >= rows.limit[slots]
+        ends |= state.is_eos[tokens] & rows.eos_stops[slots]
+        special = rows.careful[slots] | ends
+        if failed:
+            special[list(failed)] = True
+        self._say(planned, result, slots, tokens, special, index, failed)
+
+    def _failed(self, planned: Planned, result: StepResult, index: I64 | None) -> set[int]:
+        """Places among the live samples of those that could not be sampled."""
+        if not result.failed:
+            return set()
+        if index is None:
+            return set(result.failed)
+        return {int(i) for i, j in enumerate(index) if int(j) in result.failed}
+
+    def _say(
+        self,
+        planned: Planned,
+        result: StepResult,
+        slots: I64,
+        tokens: npt.NDArray[np.int32],
+        special: npt.NDArray[np.bool_],
+        index: I64 | None,
+        failed: set[int],
+    ) -> None:
+        """Outputs: plain rows in one go, the others one by one."""
+        state, requests = self.state, self.state.rows.requests
+        plain = slots.tolist()
+        said = tokens.tolist()
+        news = np.flatnonzero(special).tolist()
+        todo = [(i, requests[plain[i]]) for i in news]
+        if news:
+            keep = np.flatnonzero(~special)
+            plain, said = slots[keep].tolist(), tokens[keep].tolist()
+        for slot, token in zip(plain, said, strict=True):
+            request = requests[slot]
+            state.out.add(request.sink, Output(rid=request.submit.rid, tokens=(token,), segment=request.segment))
+        for i, request in todo:
+            assert request is not None
+            j = i if index is None else int(index[i])
+            if i in failed:
+                state.rows.known[request.slot] -= 1
+                fail(
+                    state, request, RequestFailed("No token could be sampled: all were masked, or the logits are NaN.")
+                )
+                continue
+            self._speaker.hear(request, int(tokens[i]), _logprob(request, result, j, int(tokens[i])), planned)
+
+    def _end_without_sample(self, planned: Planned) -> None:
+        """Requests that wanted no token (max_tokens 0) end with their last piece."""
+        for piece in planned.pieces:
+            request, rows = piece.request, self.state.rows
+            if piece.samples or rows.gen[piece.slot] != piece.gen or request.phase is not Phase.DRAIN:
+                continue
+            if rows.done[piece.slot] == rows.known[piece.slot]:
+                self._speaker.finish_segment(request, Finish(reason="length"), 0, Output(rid=request.rid))
+
+
+def _logprob(request: Request, result: StepResult, j: int, token: int) -> TokenLogprob | None:
+    if not request.params.logprobs:
+        return None
+    n = request.params.top_logprobs
+    ids = tuple(result.top_ids[j, :n].tolist())
+    return TokenLogprob(token, float(result.logprobs[j]), ids, tuple(result.top_logprobs[j, :n].tolist()))

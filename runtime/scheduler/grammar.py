@@ -1,0 +1,65 @@
+"""The scheduler's side of structured output: waiting for compilation, masks, accepting, jumping forward."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from runtime.errors import RequestFailed
+from runtime.grammar.protocol import mask_words
+from runtime.messages import GrammarSpec
+from runtime.request import GrammarState, Request
+from runtime.scheduler.release import fail
+from runtime.scheduler.state import State
+
+MAX_JUMP = 64
+MIN_JUMP_CPU, MIN_JUMP_GPU = 2, 4
+
+
+def start_grammar(state: State, request: Request, spec: GrammarSpec | None) -> None:
+    """Begin compiling a segment's grammar; prefill goes on meanwhile."""
+    request.grammar = None
+    if spec is None:
+        return
+    assert state.grammar is not None, "the door lets grammars in only where there is a service"
+    request.grammar = GrammarState(spec, state.grammar.compile_async(spec))
+
+
+def resolve_grammar(state: State, request: Request) -> None:
+    """Take a finished compilation. A grammar that could not be compiled ends the request here."""
+    grammar = request.grammar
+    if grammar is None or grammar.cursor is not None or not grammar.future.done():
+        return
+    try:
+        grammar.cursor = grammar.future.result().cursor()
+    except Exception as err:
+        fail(state, request, err)
+
+
+def sampling_ready(request: Request) -> bool:
+    """True when the request may be sampled: it has no grammar, or a compiled one."""
+    return request.grammar is None or request.grammar.cursor is not None
+
+
+def fill_mask(state: State, request: Request) -> np.ndarray | None:
+    """The allowed tokens at the request's place, packed; None: all. Raises RequestFailed."""
+    assert request.grammar is not None
+    mask = np.zeros(mask_words(state.spec.vocab_size), np.int32)
+    return mask if request.grammar.cursor.fill(mask) else None
+
+
+def accept(request: Request, token: int) -> None:
+    """Move the grammar on by a committed token. Raises RequestFailed if it is not allowed: a fault of ours."""
+    assert request.grammar is not None
+    if not request.grammar.cursor.accept(token):
+        raise RequestFailed(f"The grammar does not allow token {token}, which was sampled under its mask.")
+
+
+def forced_run(state: State, request: Request, *, mixed: bool) -> list[int]:
+    """Tokens the grammar leaves no choice about, if appending them at once is worth a row of its own."""
+    if not state.config.jump_forward or request.grammar is None or request.params.logprobs:
+        return []
+    slot = request.slot
+    room = int(state.rows.limit[slot] - state.rows.known[slot])
+    tokens: list[int] = request.grammar.cursor.forced_tokens(min(MAX_JUMP, room))[:room]
+    least = MIN_JUMP_GPU if state.spec.backend == "flashinfer" and not mixed else MIN_JUMP_CPU
+    return tokens if len(tokens) >= least else []

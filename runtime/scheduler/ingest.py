@@ -1,0 +1,191 @@
+"""What comes in: submissions, aborts, calls, deadlines. Every message gets an answer; none can stop the loop."""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import logging
+from typing import Any
+
+from runtime.errors import InvalidRequest, QueueFull, RametError, Unavailable
+from runtime.messages import Abort, Call, Finish, Output, Reply, Submit, SubmitMany, ToScheduler, Usage
+from runtime.request import Request, Sink
+from runtime.scheduler.admission import probe_hit
+from runtime.scheduler.grammar import start_grammar
+from runtime.scheduler.release import end, finish_of
+from runtime.scheduler.speak import prepare_segment
+from runtime.scheduler.state import State
+from runtime.validate import validate_submit
+
+log = logging.getLogger("ramet.scheduler")
+
+
+class Ingest:
+    """Turns messages into requests, endings and replies."""
+
+    def __init__(self, state: State) -> None:
+        self.state = state
+        self._numbers = itertools.count(1)
+        self._deadlines: list[tuple[float, int, Request]] = []
+
+    def handle(self, message: ToScheduler, sink: Sink) -> None:
+        if isinstance(message, Submit):
+            self._submit(message, sink)
+        elif isinstance(message, SubmitMany):
+            for item in message.items:
+                self._submit(item, sink)
+        elif isinstance(message, Abort):
+            self._abort(message, sink)
+        else:
+            self._call(message, sink)
+
+    # -- submissions -----------------------------------------------------------------------------------------
+
+    def _submit(self, submit: Submit, sink: Sink) -> None:
+        state = self.state
+        state.stats.received += 1
+        try:
+            self._check(submit)
+            self._enqueue(submit, sink)
+        except RametError as err:
+            self._refuse(submit, sink, err)
+        except Exception as err:  # a malformed struct from an in-process caller must not stop the loop
+            log.exception("Request %r could not be taken in.", submit.rid)
+            self._refuse(submit, sink, err)
+
+    def _check(self, submit: Submit) -> None:
+        state = self.state
+        if state.draining:
+            raise Unavailable("The server is shutting down.")
+        validate_submit(submit, state.limits)
+        if submit.rid in state.live:
+            raise InvalidRequest(f"Request id {submit.rid!r} is in use by a running request.", param="rid")
+        if submit.hints.expected_fanout < 0:
+            raise InvalidRequest("expected_fanout must not be negative.", param="expected_fanout")
+        wants_grammar = submit.grammar is not None or any(s.grammar is not None for s in submit.segments)
+        if wants_grammar and state.grammar is None:
+            raise InvalidRequest("This engine has no grammar backend.", param="response_format")
+        if len(state.queue) >= state.config.max_queue and not self._starts_at_once():
+            raise QueueFull(
+                f"{len(state.queue)} requests are waiting, the limit is {state.config.max_queue}. Try again later.",
+                retry_after_s=self._retry_after(),
+            )
+
+    def _starts_at_once(self) -> bool:
+        """A queue limit of 0 still lets in what finds a free row."""
+        state = self.state
+        return len(state.queue) < min(state.rows.n_free, 1 + state.config.max_queue)
+
+    def _retry_after(self) -> float:
+        """A guess at when a place in the queue comes free: the mean queue time, within reason."""
+        return min(60.0, max(1.0, self.state.stats.queue_s.summary()["mean"]))
+
+    def _enqueue(self, submit: Submit, sink: Sink) -> None:
+        state = self.state
+        request = Request.from_submit(next(self._numbers), submit, sink, state.now)
+        request.work_at_arrival = state.work
+        start_grammar(state, request, submit.grammar)
+        for segment in submit.segments:  # compiled ahead; the service keeps and shares what it compiles
+            if segment.grammar is not None and state.grammar is not None:
+                state.grammar.compile_async(segment.grammar)
+        prepare_segment(state, request)
+        state.live[submit.rid] = request
+        if state.policy.uses_hits:
+            probe_hit(state, request)
+        state.queue.add(request)
+        if request.deadline is not None:
+            heapq.heappush(self._deadlines, (request.deadline, request.num, request))
+
+    def _refuse(self, submit: Submit, sink: Sink, error: Exception) -> None:
+        state = self.state
+        if isinstance(error, QueueFull):
+            state.stats.queue_full += 1
+        else:
+            state.stats.refused += 1
+        n_prompt = len(submit.tokens) // 4 if isinstance(submit.tokens, bytes) else 0
+        state.out.add(sink, Output(rid=submit.rid, finish=finish_of(error), usage=Usage(prompt_tokens=n_prompt)))
+
+    # -- endings from outside ----------------------------------------------------------------------------------
+
+    def _abort(self, abort: Abort, sink: Sink) -> None:
+        state = self.state
+        finish = Finish(reason="abort", message=abort.reason)
+        if abort.rid is not None:
+            request = state.live.get(abort.rid)
+            victims = [request] if request is not None else []
+        elif abort.group:
+            victims = [r for r in state.live.values() if r.submit.group == abort.group]
+        elif abort.everything:
+            victims = [r for r in state.live.values() if r.sink == sink]
+        else:
+            victims = []
+        for request in victims:
+            end(state, request, finish)
+
+    def expire(self) -> None:
+        """End requests whose deadline has passed, wherever they are."""
+        state = self.state
+        while self._deadlines and self._deadlines[0][0] <= state.now:
+            _, _, request = heapq.heappop(self._deadlines)
+            if state.live.get(request.rid) is not request:
+                continue
+            state.stats.timed_out += 1
+            message = f"The request did not finish within its timeout_s of {request.submit.timeout_s:g} s."
+            end(state, request, Finish(reason="error", message=message, status=408, param="timeout_s"))
+
+    def next_deadline(self) -> float | None:
+        return self._deadlines[0][0] if self._deadlines else None
+
+    # -- calls -------------------------------------------------------------------------------------------------
+
+    def _call(self, call: Call, sink: Sink) -> None:
+        try:
+            value = self._answer(call)
+        except RametError as err:
+            self.state.out.reply(sink, Reply(id=call.id, error=str(err)))
+        except Exception as err:
+            log.exception("Call %r failed.", call.op)
+            self.state.out.reply(sink, Reply(id=call.id, error=f"{type(err).__name__}: {err}"))
+        else:
+            self.state.out.reply(sink, Reply(id=call.id, value=value))
+
+    def _answer(self, call: Call) -> Any:
+        answer = getattr(self, f"_call_{call.op}", None)
+        if answer is None:
+            known = sorted(name[6:] for name in dir(self) if name.startswith("_call_"))
+            raise InvalidRequest(f"Unknown call {call.op!r}; known: {', '.join(known)}.", param="op")
+        return answer(call.args)
+
+    def _call_stats(self, args: dict[str, Any]) -> dict[str, Any]:
+        return self.state.report()
+
+    def _call_flush(self, args: dict[str, Any]) -> dict[str, Any]:
+        """Forget every cached prefix that no running request holds."""
+        return {"freed_pages": self.state.cache.clear(), "held_by_requests": self.state.rows.n_used}
+
+    def _call_audit(self, args: dict[str, Any]) -> str:
+        self.state.audit()
+        return "ok"
+
+    def _call_pause(self, args: dict[str, Any]) -> str:
+        """Admit nothing new; what runs goes on."""
+        self.state.paused = True
+        return "paused"
+
+    def _call_resume(self, args: dict[str, Any]) -> str:
+        self.state.paused = False
+        return "running"
+
+    def _call_server_info(self, args: dict[str, Any]) -> dict[str, Any]:
+        state = self.state
+        return {
+            "model": state.spec.name,
+            "dtype": state.spec.dtype,
+            "backend": state.spec.backend,
+            "context_length": state.limits.max_len,
+            "page_size": state.page_size,
+            "n_pages": state.cache.pool.n_pages,
+            "max_running": state.rows.n_rows,
+            "schedule_policy": state.policy.name,
+            "overlap": state.config.overlap,
+        }

@@ -1,0 +1,46 @@
+"""Adjustments of late samples: made after the step before has been committed, so they see the true last token."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from runtime.request import Request
+from runtime.scheduler.batch import Planned
+from runtime.scheduler.grammar import fill_mask
+from runtime.scheduler.release import fail
+from runtime.scheduler.sampling import build_adjust
+from runtime.scheduler.state import State
+from runtime.step import Adjust
+
+
+def late_adjusts(state: State, planned: Planned) -> list[Adjust]:
+    """One adjustment for each late sample of the plan. Rows that have ended meanwhile get none of their own."""
+    rows, out = state.rows, []
+    for j in np.flatnonzero(planned.plan.late).tolist():
+        slot = int(planned.sample_slots[j])
+        if rows.gen[slot] != planned.sample_gens[j]:
+            out.append(Adjust(j))
+        elif rows.override[slot]:
+            out.append(Adjust(j, forced=int(rows.tokens[slot, planned.plan.counter[j]])))
+        else:
+            out.append(_adjust(state, rows.request(slot), j))
+    return out
+
+
+def _adjust(state: State, request: Request, sample: int) -> Adjust:
+    """What this sample's logits get. A grammar that gives up ends its request, and the sample is ignored."""
+    mask = None
+    if request.grammar is not None:
+        try:
+            mask = fill_mask(state, request)
+        except Exception as err:
+            fail(state, request, err)
+            return Adjust(sample)
+    return build_adjust(
+        sample,
+        request.params,
+        n_said=int(state.rows.known[request.slot]) - request.gen_start,
+        end_ids=state.eos,
+        penalties=request.penalties,
+        mask=mask,
+    )

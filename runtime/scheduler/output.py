@@ -1,0 +1,37 @@
+"""What a turn has to say, collected and sent as one batch to each frontend."""
+
+from __future__ import annotations
+
+from runtime.messages import Output, Outputs, Reply
+from runtime.request import Sink
+
+
+class OutputBatch:
+    """Outputs by sink, in the order they arose."""
+
+    def __init__(self) -> None:
+        self._by_sink: dict[Sink, list[Output]] = {}
+        self.n_sent = 0
+
+    def add(self, sink: Sink, output: Output) -> None:
+        items = self._by_sink.get(sink)
+        if items is None:
+            items = self._by_sink[sink] = []
+        items.append(output)
+
+    def extend(self, sink: Sink, outputs: list[Output]) -> None:
+        self._by_sink.setdefault(sink, []).extend(outputs)
+
+    def reply(self, sink: Sink, reply: Reply) -> None:
+        """A reply leaves at once, after the outputs that came before it."""
+        self.flush()
+        sink(reply)
+
+    def flush(self) -> None:
+        """Send everything collected."""
+        if not self._by_sink:
+            return
+        batches, self._by_sink = self._by_sink, {}
+        for sink, items in batches.items():
+            self.n_sent += len(items)
+            sink(Outputs(items=tuple(items)))

@@ -1,0 +1,198 @@
+"""The prefill rows of a step: whose turn it is, how many tokens each gets, and the rows themselves."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from radix import Tail
+from runtime.request import Phase, Request
+from runtime.scheduler.admission import MAX_LONG, Admission, refresh_hits
+from runtime.scheduler.batch import NO_I32, Copies, Piece
+from runtime.scheduler.budget import water_fill
+from runtime.scheduler.grammar import resolve_grammar, sampling_ready
+from runtime.scheduler.sampling import static_terms
+from runtime.scheduler.state import State
+
+MAX_ROWS = 32
+
+
+class PrefillPlanner:
+    """Plans the prefill rows. Each row's pages are published before the next row is planned, so requests that
+    share an uncached prefix compute it together, each the part the one before it has not."""
+
+    def __init__(self, state: State) -> None:
+        self.state = state
+        self._turn = 0
+
+    def plan(self, budget: int, copies: Copies) -> list[Piece]:
+        """Rows for at most `budget` tokens: admitted prompts in rotation, then new ones."""
+        state = self.state
+        if budget <= 0 or not (state.prefill or len(state.queue)):
+            return []
+        max_rows = min(MAX_ROWS, max(1, budget // state.page_size))
+        admission = Admission(state)
+        going = self._in_rotation()
+        fresh = self._choose_new(admission, going, max_rows)
+        most = max(max_rows - len(fresh), max_rows // 2, self._turn % 2) if fresh else max_rows
+        going = going[:most]
+        return self._rows(admission, going, fresh, budget, copies)
+
+    def _in_rotation(self) -> list[Request]:
+        """Requests with tokens to compute, starting one further each step. Their grammars are looked at here."""
+        state = self.state
+        for request in list(state.prefill):
+            resolve_grammar(state, request)
+        going = [r for r in state.prefill if self._pending(r) > 0]
+        self._turn += 1
+        start = self._turn % len(going) if going else 0
+        return going[start:] + going[:start]
+
+    def _pending(self, request: Request) -> int:
+        """Known tokens not planned yet; the last one waits while the grammar is being compiled."""
+        rows, slot = self.state.rows, request.slot
+        return int(rows.known[slot] - rows.kv[slot]) - (0 if sampling_ready(request) else 1)
+
+    def _choose_new(self, admission: Admission, going: list[Request], max_rows: int) -> list[Request]:
+        """Waiting requests to start in this step, in the policy's order. What does not fit is passed over."""
+        state, chunk = self.state, self.state.config.chunk_tokens
+        if state.paused or not len(state.queue) or not state.rows.n_free:
+            return []
+        refresh_hits(state)
+        n_long = sum(self._pending(r) > chunk for r in going)
+        room = min(state.rows.n_free, max(1, max_rows - len(going)))
+        chosen: list[Request] = []
+        for request in state.queue.candidates(state.work):
+            if len(chosen) >= room:
+                break
+            resolve_grammar(state, request)
+            if request not in state.queue:
+                continue
+            is_long = request.known - request.hit > chunk
+            if is_long and n_long >= MAX_LONG:
+                continue
+            if not admission.fits(request, request.hit):
+                state.queue.skip(request, state.n_admitted)
+                continue
+            n_long += is_long
+            chosen.append(request)
+        return chosen
+
+    def _rows(
+        self, admission: Admission, going: list[Request], fresh: list[Request], budget: int, copies: Copies
+    ) -> list[Piece]:
+        state = self.state
+        sizes = [self._pending(r) for r in going] + [max(1, r.known - r.hit) for r in fresh]
+        shares = water_fill(sizes, budget, state.config.chunk_tokens)
+        pieces: list[Piece] = []
+        spare = budget - sum(shares)
+        new = set(map(id, fresh))
+        for request, share in zip([*going, *fresh], shares, strict=True):
+            give = min(share + spare, state.config.chunk_tokens)
+            spare += share
+            if give <= 0:
+                continue
+            is_new = id(request) in new
+            if is_new and not admission.admit(request):
+                state.queue.skip(request, state.n_admitted)
+                continue
+            piece = self._row(admission, request, give, copies, is_new)
+            if piece is not None:
+                pieces.append(piece)
+                spare -= piece.end - piece.start
+        return pieces
+
+    def _row(self, admission: Admission, request: Request, give: int, copies: Copies, is_new: bool) -> Piece | None:
+        """Plan up to `give` tokens of one request; None when there is no page for them now, or nothing to do yet."""
+        rows, slot = self.state.rows, request.slot
+        tail = self._match_on(admission, request, is_new)
+        known, start = int(rows.known[slot]), int(rows.kv[slot]) + (tail.n if tail else 0)
+        target = known if sampling_ready(request) else known - 1
+        if start >= target:
+            return None
+        pages, end = self._allocate(request, tail, start, min(start + give, target), target)
+        if pages is None:
+            return None
+        if tail is not None:
+            if tail.adopted:
+                rows.add_pages(slot, np.array([tail.page], np.int32))
+            admission.take_tail(request, int(pages[0]) if len(pages) else -1, copies)
+        rows.add_pages(slot, pages)
+        return self._enter(request, start, end)
+
+    def _match_on(self, admission: Admission, request: Request, is_new: bool) -> Tail | None:
+        """At a page border with nothing private behind it: take what others have published meanwhile."""
+        state, rows, slot = self.state, self.state.rows, request.slot
+        kv = int(rows.kv[slot])
+        if kv != rows.published[slot] or int(rows.n_pages[slot]) * state.page_size != kv:
+            return None
+        if not is_new:
+            tokens = rows.row_tokens(slot)
+            state.cache.advance(request.lease, tokens, state.match_limit(request, len(tokens)))
+            admission.take_leased(request)
+        tail: Tail | None = request.lease.tail
+        return tail
+
+    def _allocate(
+        self, request: Request, tail: Tail | None, start: int, end: int, target: int
+    ) -> tuple[npt.NDArray[np.int32] | None, int]:
+        """Pages for [start, end), or for as much of it as there is room; and where the row really ends."""
+        state, size = self.state, self.state.page_size
+        had = int(state.rows.n_pages[request.slot]) + (1 if tail is not None and tail.adopted else 0)
+        most = (had + state.n_available) * size
+        end = min(end, most)
+        if end < target and end // size * size > start:
+            end = end // size * size
+        if end <= start:
+            request.no_tail = request.no_tail or (tail is not None and not tail.adopted)
+            return None, start
+        return state.cache.alloc(max(0, state.pages_for(end) - had)), end
+
+    def _enter(self, request: Request, start: int, end: int) -> Piece:
+        """Make the row, move the cursors, publish its whole pages."""
+        state, rows, slot = self.state, self.state.rows, request.slot
+        known = int(rows.known[slot])
+        samples = end == known and known < rows.limit[slot]
+        tokens = rows.tokens[slot, start:end].copy()
+        score = self._score(request, start, end)
+        static = None
+        if samples and rows.static[slot]:
+            static = static_terms(request.params, known - request.gen_start, state.eos)
+        piece = Piece(
+            request=request,
+            slot=slot,
+            gen=int(rows.gen[slot]),
+            start=start,
+            end=end,
+            tokens=tokens,
+            pages=rows.pages[slot, : state.pages_for(end)].copy(),
+            samples=samples,
+            score=score,
+            score_tokens=rows.tokens[slot, score] if len(score) else NO_I32,
+            static=static,
+            recovering=end <= int(rows.high[slot]),
+        )
+        rows.kv[slot] = end
+        self._account(request, start, end)
+        rows.published[slot] = state.cache.publish(
+            request.lease, rows.row_tokens(slot), rows.row_pages(slot), end, state.step
+        )
+        if end == known:
+            more = samples and end + 1 < rows.limit[slot]
+            state.to_phase(request, Phase.DECODE if more else Phase.DRAIN)
+        return piece
+
+    def _score(self, request: Request, start: int, end: int) -> npt.NDArray[np.int32]:
+        """Positions of prompt tokens whose logprob this row's logits give."""
+        if not 0 <= request.scored < request.n_prompt:
+            return NO_I32
+        first = max(start + 1, request.scored)
+        return np.arange(first, min(end, request.n_prompt - 1) + 1, dtype=np.int32)
+
+    def _account(self, request: Request, start: int, end: int) -> None:
+        state, n = self.state, end - start
+        state.work += n
+        state.stats.prefilled += n
+        request.tally.prefilled += n
+        if request.tally.retractions:
+            state.stats.recomputed += max(0, min(end, request.retracted_at) - start)

@@ -1,0 +1,117 @@
+"""Taking running requests back into the queue when pages run out.
+
+Termination: the oldest running request is never a victim, so it always moves on; every other victim keeps its
+tokens, and what it had computed stays in the tree until somebody needs the page.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from runtime.request import Phase, Request
+from runtime.scheduler.release import release
+from runtime.scheduler.state import State
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A running request as the choice of a victim sees it."""
+
+    num: int
+    priority: int
+    private_pages: int  # pages that its release makes available
+    recompute: int  # tokens it will have to compute again, should those pages be taken
+    recovering: bool  # has not yet caught up with what an earlier retraction took
+
+
+def choose_victim(candidates: Sequence[Candidate], protect: int) -> int | None:
+    """The request to retract: lowest priority, not still recovering, most pages per token to recompute, youngest."""
+    eligible = [c for c in candidates if c.num != protect and c.private_pages > 0]
+    if not eligible:
+        return None
+    best = min(eligible, key=lambda c: (c.priority, c.recovering, -c.private_pages / max(1, c.recompute), -c.num))
+    return best.num
+
+
+def candidates(state: State) -> list[Candidate]:
+    """Every running request that is not about to end by itself."""
+    rows, size = state.rows, state.page_size
+    running = rows.running()
+    tables = [rows.row_pages(r.slot) for r in running]
+    uses = np.bincount(np.concatenate(tables), minlength=state.cache.pool.n_pages) if tables else np.zeros(0)
+    out = []
+    for request, table in zip(running, tables, strict=True):
+        if request.phase is Phase.DRAIN:
+            continue
+        private = int((uses[table] == 1).sum())
+        done = int(rows.done[request.slot])
+        recompute = max(0, done - (len(table) - private) * size)
+        recovering = done < request.retracted_at
+        out.append(Candidate(request.num, state.priority(request), private, recompute, recovering))
+    return out
+
+
+def oldest_running(state: State) -> Request | None:
+    """The request that must move on whatever happens: highest priority where that counts, then first come."""
+    running = state.rows.running()
+    if not running:
+        return None
+    if state.policy.preempts:
+        return min(running, key=lambda r: (-state.priority(r), r.num))
+    return running[0]
+
+
+def retract(state: State, request: Request) -> None:
+    """Back to the queue with its tokens; its pages become free or evictable."""
+    done = int(state.rows.done[request.slot])
+    state.stats.retractions += 1
+    state.stats.retracted_tokens += done
+    requeue(state, request, keep=True)
+    request.hit = done
+    state.queue.rekey(request)
+
+
+def make_room(state: State, n_pages: int) -> bool:
+    """Retract until `n_pages` can be allocated; False if that is not possible without the oldest."""
+    while state.n_available < n_pages:
+        oldest = oldest_running(state)
+        victim = choose_victim(candidates(state), oldest.num if oldest else -1)
+        if victim is None:
+            return False
+        state.growth.retracted()
+        retract(state, next(r for r in state.rows.running() if r.num == victim))
+    return True
+
+
+def preempt(state: State, request: Request) -> bool:
+    """Make the lowest running request of strictly lower priority than `request` give way; False if there is none."""
+    lower = [
+        r for r in state.rows.running() if state.priority(r) < state.priority(request) and r.phase is not Phase.DRAIN
+    ]
+    if not lower:
+        return False
+    state.stats.preemptions += 1
+    retract(state, max(lower, key=lambda r: (-state.priority(r), r.num)))
+    return True
+
+
+def requeue(state: State, request: Request, *, keep: bool) -> None:
+    """Back to the queue with its tokens. `keep`: leave what it has computed in the tree."""
+    release(state, request, keep=keep)
+    request.tally.retractions += 1
+    request.retracted_at = request.high_water
+    request.phase = Phase.WAITING
+    request.hit = 0
+    request.no_tail = False
+    state.queue.add(request)
+
+
+def choose_stuck(state: State) -> Request:
+    """Who gives way when nobody can get a page: the youngest, of the lowest priority where that counts."""
+    running = state.rows.running()
+    if state.policy.preempts:
+        return max(running, key=lambda r: (-state.priority(r), r.num))
+    return running[-1]

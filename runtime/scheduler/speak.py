@@ -1,0 +1,177 @@
+"""What follows from a token that a request has said: grammar, stops, length, jumps, the next segment, its output."""
+
+from __future__ import annotations
+
+from runtime.errors import RequestFailed
+from runtime.messages import Finish, Output, TokenLogprob, unpack_ids
+from runtime.request import Phase, Request
+from runtime.scheduler.batch import Planned
+from runtime.scheduler.grammar import accept, forced_run, start_grammar
+from runtime.scheduler.release import end, fail
+from runtime.scheduler.sampling import PenaltyState
+from runtime.scheduler.state import State
+from runtime.scheduler.stops import StopMatcher
+
+
+def prepare_segment(state: State, request: Request) -> None:
+    """Stops and penalties of the request's current segment. Its grammar is started apart."""
+    params = request.params
+    eos = state.eos if not params.ignore_eos or request.grammar is not None else frozenset()
+    request.stops = StopMatcher.of(params, eos)
+    tokens = state.rows.row_tokens(request.slot) if request.slot else request.tokens
+    request.penalties = PenaltyState(tokens) if params.needs_last_token else None
+
+
+class Speaker:
+    """Handles committed tokens one by one, for rows that need it."""
+
+    def __init__(self, state: State) -> None:
+        self.state = state
+
+    def hear(self, request: Request, token: int, logprob: TokenLogprob | None, planned: Planned) -> None:
+        """`token` was sampled and is in the row's tokens already; tell the client and decide what comes next."""
+        prompt = self._due_prompt_logprobs(request)
+        said = [token]
+        try:
+            verdict = self._after(request, token)
+            if verdict is None:
+                jumped = self._jump(request, planned)
+                verdict = self._verdict_of_jump(request, jumped)
+                said += jumped
+        except RequestFailed as err:
+            fail(self.state, request, err)
+            return
+        output = Output(
+            rid=request.rid,
+            tokens=tuple(said),
+            logprobs=(logprob,) if logprob is not None else None,
+            prompt_logprobs=prompt,
+            segment=request.segment,
+        )
+        if verdict is None:
+            self.state.out.add(request.sink, output)
+        else:
+            self.finish_segment(request, verdict[0], verdict[1], output)
+
+    def _due_prompt_logprobs(self, request: Request) -> tuple[TokenLogprob, ...] | None:
+        """The prompt's logprobs, once, with the first token."""
+        if not request.prompt_logprobs:
+            return None
+        due = tuple(request.prompt_logprobs)
+        request.prompt_logprobs.clear()
+        return due
+
+    def _after(self, request: Request, token: int) -> tuple[Finish, int] | None:
+        """The finish that the row's newest token brings, and how many last tokens spell a stop; None to go on."""
+        state, rows = self.state, self.state.rows
+        known = int(rows.known[request.slot])
+        if request.penalties is not None:
+            request.penalties.push(token)
+        if request.grammar is not None:
+            accept(request, token)
+        assert request.stops is not None
+        stop = request.stops.push(token, state.visible_bytes(request, token))
+        if stop is not None:
+            return Finish(reason="stop", matched=stop.matched), stop.n_drop
+        if request.grammar is not None and request.grammar.cursor.done:
+            return Finish(reason="stop"), 0
+        if known >= rows.limit[request.slot]:
+            return Finish(reason="length"), 0
+        return None
+
+    # -- jump-forward ------------------------------------------------------------------------------------------
+
+    def _jump(self, request: Request, planned: Planned) -> list[int]:
+        """What the grammar forces next, written behind the row's tokens; `known` does not count it yet."""
+        state, rows, slot = self.state, self.state.rows, request.slot
+        if request.grammar is None:
+            return []
+        tokens = forced_run(state, request, mixed=bool(planned.pieces) or bool(state.prefill))
+        if not tokens:
+            return []
+        at = int(rows.known[slot])
+        rows.tokens[slot, at : at + len(tokens)] = tokens
+        return tokens
+
+    def _verdict_of_jump(self, request: Request, tokens: list[int]) -> tuple[Finish, int] | None:
+        """Run the stop rules over forced tokens; those after a stop are not said.
+
+        The sample in flight, if there is one, is overridden with the first of them, the rest is a row of its own.
+        """
+        if not tokens:
+            return None
+        state, rows, slot = self.state, self.state.rows, request.slot
+        sampling = rows.kv[slot] >= rows.known[slot]  # a step in flight samples what is now known
+        verdict = None
+        for n, token in enumerate(tokens, 1):
+            rows.known[slot] += 1
+            verdict = self._after(request, token)
+            if verdict is not None:
+                del tokens[n:]
+                break
+        state.stats.jumps += 1
+        state.stats.forced += len(tokens)
+        request.tally.forced += len(tokens)
+        if verdict is None:
+            rows.override[slot] = sampling
+            state.to_phase(request, Phase.PREFILL)
+        return verdict
+
+    # -- segments and endings ----------------------------------------------------------------------------------
+
+    def finish_segment(self, request: Request, finish: Finish, n_drop: int, output: Output) -> None:
+        """The current segment is over: end the request, or append the next segment's tokens and go on."""
+        keep_stop = request.params.include_stop_str and isinstance(finish.matched, str)
+        drop = 0 if keep_stop else n_drop
+        if not request.segments_left or not self._can_cut(request, drop):
+            end(self.state, request, finish, output)
+            return
+        self.state.out.add(
+            request.sink,
+            Output(
+                rid=request.rid,
+                tokens=output.tokens,
+                logprobs=output.logprobs,
+                prompt_logprobs=output.prompt_logprobs or self._due_prompt_logprobs(request),
+                finish=finish,
+                segment=request.segment,
+            ),
+        )
+        self._next_segment(request, drop)
+
+    def _can_cut(self, request: Request, n_drop: int) -> bool:
+        """False where the stop begins inside a token, or in pages that others may read already."""
+        rows, slot = self.state.rows, request.slot
+        cut = int(rows.known[slot]) - n_drop
+        return n_drop >= 0 and cut >= max(int(rows.published[slot]), request.gen_start)
+
+    def _next_segment(self, request: Request, n_drop: int) -> None:
+        """Cut the stop, append the next literal, and generate again in the same row."""
+        state, rows, slot = self.state, self.state.rows, request.slot
+        segment = request.next_segment()
+        request.segment += 1
+        request.tally.completion += int(rows.known[slot]) - request.gen_start
+        literal = unpack_ids(segment.tokens)
+        known = int(rows.known[slot]) - n_drop
+        end_at = known + len(literal)
+        request.params = segment.params
+        request.gen_start = end_at
+        if end_at >= state.limits.max_len:
+            rows.known[slot], request.gen_start = known, known
+            end(state, request, Finish(reason="length"))
+            return
+        rows.tokens[slot, known:end_at] = literal
+        rows.known[slot] = end_at
+        self._rewind(request, min(known, end_at - 1))
+        start_grammar(state, request, segment.grammar)
+        rows.set_params(request, state.config.seed + request.num)
+        prepare_segment(state, request)
+        state.to_phase(request, Phase.PREFILL)
+
+    def _rewind(self, request: Request, most: int) -> None:
+        """Forget what is in flight; at least one token must be computed again to give logits."""
+        rows, slot = self.state.rows, request.slot
+        request.attempt += 1
+        rows.renew(request)
+        rows.done[slot] = min(int(rows.done[slot]), most)
+        rows.kv[slot] = rows.done[slot]

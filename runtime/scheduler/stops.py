@@ -1,0 +1,78 @@
+"""When a request stops by what it said: EOS, stop token ids, stop strings matched on bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from runtime.params import SamplingParams
+from runtime.text.stops import find_stop
+
+
+class Stop(NamedTuple):
+    """`matched`: the stop string or token id, None for EOS. `n_drop`: trailing tokens that spell the stop and
+    nothing else; -1 when the match begins inside a token."""
+
+    matched: str | int | None
+    n_drop: int
+
+
+@dataclass(slots=True)
+class StopMatcher:
+    """Looks at one token after the other. Keeps only as many bytes as a stop still to come may begin in.
+
+    A match is the one that ends first; of those, the longest: the rule by which frontends cut the text.
+    """
+
+    stops: tuple[bytes, ...]
+    stop_ids: frozenset[int]
+    eos_ids: frozenset[int]
+    keep: int  # bytes a future match may reach back
+    tail: bytes = b""
+    sizes: tuple[int, ...] = ()  # bytes of each of the last tokens, together at least the tail
+
+    @classmethod
+    def of(cls, params: SamplingParams, eos_ids: frozenset[int]) -> StopMatcher:
+        stops = tuple(dict.fromkeys(stop.encode() for stop in params.stop))
+        keep = max((len(s) for s in stops), default=1) - 1
+        return cls(stops, frozenset(params.stop_token_ids), eos_ids, keep)
+
+    def push(self, token: int, data: bytes, *, count_strings: bool = True) -> Stop | None:
+        """The stop that `token`, whose visible bytes are `data`, completes. `count_strings`: False below min_tokens."""
+        if token in self.stop_ids:
+            return Stop(token, 1)
+        if token in self.eos_ids:
+            return Stop(None, 1)
+        if not self.stops:
+            return None
+        text = self.tail + data
+        hit = find_stop(text, self.stops) if count_strings else None
+        sizes = (*self.sizes, len(data))
+        if hit is not None:
+            return Stop(hit.stop.decode(), _tokens_after(sizes, len(text) - hit.start))
+        self.tail = text[len(text) - self.keep :] if self.keep else b""
+        self.sizes = _cover(sizes, len(self.tail))
+        return None
+
+
+def _cover(sizes: tuple[int, ...], n_bytes: int) -> tuple[int, ...]:
+    """The shortest end of `sizes` that adds up to at least n_bytes."""
+    total = 0
+    for i in range(len(sizes) - 1, -1, -1):
+        if total >= n_bytes:
+            return sizes[i + 1 :]
+        total += sizes[i]
+    return sizes
+
+
+def _tokens_after(sizes: Sequence[int], n_bytes: int) -> int:
+    """How many of the last tokens make up exactly the last n_bytes; -1 if n_bytes begin inside a token."""
+    total = 0
+    for n, size in enumerate(reversed(sizes), 1):
+        total += size
+        if total == n_bytes:
+            return n
+        if total > n_bytes:
+            return -1
+    return -1
