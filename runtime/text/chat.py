@@ -43,6 +43,11 @@ class ChatRenderer:
         self._merge = merge
 
     @property
+    def source(self) -> str:
+        """The template's text: the one for tools, where a model has two."""
+        return self._tool_template.source
+
+    @property
     def knows_tools(self) -> bool:
         """Whether the model's own template describes tools."""
         return self._tool_template.knows_tools

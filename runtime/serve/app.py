@@ -1,0 +1,69 @@
+"""The HTTP app: one module an endpoint family, put together here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib.metadata import version
+
+from fastapi import FastAPI
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
+from starlette.routing import BaseRoute
+
+from runtime.config import EngineConfig, ServerConfig
+from runtime.errors import RametError
+from runtime.generate import Generator
+from runtime.serve import chat, completions, health, models
+from runtime.serve.context import Pool, Serving, make_serving
+from runtime.serve.errors import handle_error
+from runtime.serve.middleware import Gate, KeyRing
+
+FAMILIES: tuple[Callable[[Serving], list[BaseRoute]], ...] = (
+    health.routes,
+    models.routes,
+    chat.routes,
+    completions.routes,
+)
+
+
+def create_app(generator: Generator, engine: EngineConfig, server: ServerConfig, *, pool: Pool) -> FastAPI:
+    """Everything HTTP around a generator. Starts nothing; sockets beside HTTP live in the app's lifespan.
+
+    `generator.tokenizer` must be a runtime.text.Tokenizer. Raises InvalidRequest for parsers or templates
+    that do not exist.
+    """
+    serving = make_serving(generator, engine, server, pool)
+    app = FastAPI(
+        title="Ramet",
+        version=version("ramet"),
+        openapi_url=None,
+        docs_url=None,
+        redoc_url=None,
+        middleware=_middleware(serving),
+        exception_handlers={RametError: handle_error, HTTPException: handle_error},
+    )
+    for family in FAMILIES:
+        app.router.routes.extend(family(serving))
+    return app
+
+
+def _middleware(serving: Serving) -> list[Middleware]:
+    server = serving.server
+    origins = [origin.strip() for origin in server.cors_origins.split(",") if origin.strip()]
+    cors = Middleware(
+        CORSMiddleware,
+        allow_origins=origins,
+        allow_methods=["*"],
+        allow_headers=["*"],
+        expose_headers=["x-request-id"],
+        allow_credentials="*" not in origins,
+    )
+    gate = Middleware(
+        Gate,
+        keys=KeyRing(server.api_key),
+        metrics=serving.metrics,
+        max_body=server.max_body_bytes,
+        access_log=server.access_log,
+    )
+    return [cors, gate]

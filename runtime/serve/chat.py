@@ -1,0 +1,271 @@
+"""POST /v1/chat/completions."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import BaseRoute, Route
+
+from runtime.errors import InvalidRequest
+from runtime.messages import TokenLogprob
+from runtime.serve.answers import Answers, AnswerState, News, now
+from runtime.serve.call_ids import random_id
+from runtime.serve.context import Caller, Serving
+from runtime.serve.openai_shapes import chat_logprobs, usage_object
+from runtime.serve.sampling import (
+    SamplingFields,
+    only_grammar,
+    response_grammar,
+    sampling_grammar,
+    sampling_params,
+)
+from runtime.serve.streams import errors_as_events, started
+from runtime.serve.tools import read_choice, read_tools
+from runtime.serve.trace import trace_of
+from runtime.serve.turn import Turn, plan_turn
+from runtime.serve.wire import DONE, EventStream, event, json_response, read, unless_gone
+from runtime.text.parsers.base import CallArgs, CallStart, Event, Text, Thought
+
+MAX_TOP_LOGPROBS = 20
+
+
+class StreamOptions(msgspec.Struct, kw_only=True):
+    """`stream_options`."""
+
+    include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
+
+
+class ChatRequest(SamplingFields, kw_only=True):
+    """The body. Unknown keys are ignored; null means unset."""
+
+    messages: list[Any]
+    model: str | None = None
+    max_tokens: int | None = None
+    max_completion_tokens: int | None = None
+    n: int | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
+    response_format: Any = None
+    tools: Any = None
+    tool_choice: Any = None
+    parallel_tool_calls: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    separate_reasoning: bool | None = None
+    return_cached_tokens_details: bool | None = None
+
+
+def routes(serving: Serving) -> list[BaseRoute]:
+    """The endpoint, bound to one served model."""
+
+    async def chat_completions(request: Request) -> Response:
+        body = await read(request, ChatRequest)
+        trace = trace_of(request)
+        model = serving.check_model(body.model)
+        n = serving.check_batch(1, body.n)
+        planned = plan_turn(serving, to_turn(body, trace.caller))
+        answers = Answers(serving, planned, n, trace)
+        writer = _Writer(serving, body, model, answers)
+        if not body.stream:
+            await unless_gone(request, writer.collect())
+            return json_response(writer.whole())
+        news = await unless_gone(request, started(answers))
+        return EventStream(errors_as_events(writer.events(news)), trace)
+
+    return [Route("/v1/chat/completions", chat_completions, methods=["POST"])]
+
+
+def to_turn(body: ChatRequest, caller: Caller) -> Turn:
+    """The dialect-free turn of a chat body."""
+    if body.stream_options is not None and not body.stream:
+        raise InvalidRequest("stream_options goes with stream=true only.", param="stream_options")
+    if body.top_logprobs is not None and not 0 <= body.top_logprobs <= MAX_TOP_LOGPROBS:
+        raise InvalidRequest(f"top_logprobs must be from 0 to {MAX_TOP_LOGPROBS}.", param="top_logprobs")
+    if body.top_logprobs and not body.logprobs:
+        raise InvalidRequest("top_logprobs goes with logprobs=true only.", param="top_logprobs")
+    limit = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
+    tools = read_tools(body.tools)
+    template_args = dict(body.chat_template_kwargs or {})
+    if body.continue_final_message:
+        template_args["continue_final_message"] = True
+    answer = [g for g in (response_grammar(body.response_format), sampling_grammar(body)) if g is not None]
+    return Turn(
+        messages=body.messages,
+        params=sampling_params(body, limit, logprobs=bool(body.logprobs), top_logprobs=body.top_logprobs),
+        caller=caller,
+        tools=tools,
+        choice=read_choice(body.tool_choice, tools),
+        parallel=body.parallel_tool_calls is not False,
+        answer=only_grammar(answer),
+        template_args=template_args,
+        add_generation_prompt=body.add_generation_prompt is not False,
+        salt=body.cache_salt or body.extra_key,
+        priority=body.priority or 0,
+        rid="",
+    )
+
+
+class _Writer:
+    """Writes one answer object, or its chunks."""
+
+    def __init__(self, serving: Serving, body: ChatRequest, model: str, answers: Answers) -> None:
+        self._tokenizer = serving.tokenizer
+        self._body = body
+        self._answers = answers
+        self._head = {"id": f"chatcmpl-{random_id()}", "created": now(), "model": model}
+        self._late_logprobs: dict[int, list[TokenLogprob]] = {state.index: [] for state in answers.states}
+        options = body.stream_options
+        self._usage_at_end = bool(options and options.include_usage)
+        self._usage_always = bool(options and options.continuous_usage_stats and options.include_usage)
+
+    # -- whole -------------------------------------------------------------------------------------------
+
+    async def collect(self) -> None:
+        async for news in self._answers:
+            self._late_logprobs[news.state.index] += news.logprobs or ()
+
+    def whole(self) -> dict[str, Any]:
+        """The answer, when all of it is there."""
+        body: dict[str, Any] = {
+            **self._head,
+            "object": "chat.completion",
+            "choices": [self._choice(state) for state in self._answers.states],
+            "usage": usage_object(self._answers.usage),
+        }
+        if self._body.return_cached_tokens_details:
+            body["sglext"] = self._sglext()
+        return body
+
+    def _choice(self, state: AnswerState) -> dict[str, Any]:
+        parsed = state.parsed
+        message: dict[str, Any] = {"role": "assistant", "content": parsed.text, "refusal": None}
+        if parsed.thought:
+            message["reasoning_content"] = parsed.thought
+        if parsed.calls:
+            message["content"] = parsed.text or None
+            message["tool_calls"] = [
+                {"id": call_id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+                for call_id, call in zip(state.call_ids, parsed.calls, strict=True)
+            ]
+        return {
+            "index": state.index,
+            "message": message,
+            "logprobs": self._logprobs(self._late_logprobs[state.index]) if self._body.logprobs else None,
+            "finish_reason": state.reason,
+            "matched_stop": state.finish.matched if state.finish else None,
+        }
+
+    def _logprobs(self, entries: Sequence[TokenLogprob]) -> dict[str, Any]:
+        return chat_logprobs(self._tokenizer, entries)
+
+    def _sglext(self) -> dict[str, Any]:
+        return {"cached_tokens_details": {"device": self._answers.usage.cached_tokens, "host": 0}}
+
+    # -- chunks ------------------------------------------------------------------------------------------
+
+    async def events(self, news: AsyncIterator[News]) -> AsyncIterator[bytes]:
+        """Chunks: roles first, pieces, one finish a choice, usage if asked for, the end mark."""
+        first = True
+        async for item in news:
+            if first:
+                first = False
+                for state in self._answers.states:
+                    yield self._chunk(state.index, {"role": "assistant", "content": ""})
+            for delta in self._deltas(item):
+                yield self._chunk(item.state.index, delta, logprobs=self._take_logprobs(item, delta))
+            if item.finish is not None:
+                yield self._last_chunk(item.state)
+        if self._usage_at_end:
+            usage = usage_object(self._answers.usage)
+            yield event({**self._head, "object": "chat.completion.chunk", "choices": [], "usage": usage})
+        yield DONE
+
+    def _deltas(self, item: News) -> list[dict[str, Any]]:
+        """The news as chunk deltas, neighbouring pieces joined."""
+        self._late_logprobs[item.state.index] += item.logprobs or ()
+        deltas: list[dict[str, Any]] = []
+        for one in item.events:
+            delta = self._delta(item.state, one)
+            if delta is not None and not (deltas and _join(deltas[-1], delta)):
+                deltas.append(delta)
+        if not deltas and self._late_logprobs[item.state.index] and item.finish is None:
+            deltas.append({"content": ""})
+        return deltas
+
+    def _delta(self, state: AnswerState, one: Event) -> dict[str, Any] | None:
+        match one:
+            case Text(text):
+                return {"content": text}
+            case Thought(text):
+                return {"reasoning_content": text}
+            case CallStart(index, name):
+                function = {"name": name, "arguments": ""}
+                call = {"index": index, "id": state.call_ids[index], "type": "function", "function": function}
+                return {"tool_calls": [call]}
+            case CallArgs(index, fragment):
+                return {"tool_calls": [{"index": index, "function": {"arguments": fragment}}]}
+        return None
+
+    def _take_logprobs(self, item: News, delta: dict[str, Any]) -> dict[str, Any] | None:
+        held = self._late_logprobs[item.state.index]
+        if not held:
+            return None
+        self._late_logprobs[item.state.index] = []
+        return self._logprobs(held)
+
+    def _last_chunk(self, state: AnswerState) -> bytes:
+        held, self._late_logprobs[state.index] = self._late_logprobs[state.index], []
+        extra: dict[str, Any] = {"sglext": self._sglext()} if self._body.return_cached_tokens_details else {}
+        return self._chunk(
+            state.index,
+            {},
+            logprobs=self._logprobs(held) if held else None,
+            finish_reason=state.reason,
+            matched_stop=state.finish.matched if state.finish else None,
+            extra=extra,
+        )
+
+    def _chunk(
+        self,
+        index: int,
+        delta: dict[str, Any],
+        *,
+        logprobs: dict[str, Any] | None = None,
+        finish_reason: str | None = None,
+        matched_stop: str | int | None = None,
+        extra: dict[str, Any] | None = None,
+    ) -> bytes:
+        choice: dict[str, Any] = {
+            "index": index,
+            "delta": delta,
+            "logprobs": logprobs,
+            "finish_reason": finish_reason,
+        }
+        if finish_reason is not None:
+            choice["matched_stop"] = matched_stop
+        chunk = {**self._head, "object": "chat.completion.chunk", "choices": [choice], **(extra or {})}
+        if self._usage_always:
+            chunk["usage"] = usage_object(self._answers.usage)
+        return event(chunk)
+
+
+def _join(last: dict[str, Any], delta: dict[str, Any]) -> bool:
+    """Merge `delta` into the one before it, if both are pieces of the same thing."""
+    for key in ("content", "reasoning_content"):
+        if key in last and key in delta:
+            last[key] += delta[key]
+            return True
+    if "tool_calls" in last and "tool_calls" in delta:
+        one, two = last["tool_calls"][0], delta["tool_calls"][0]
+        if one["index"] == two["index"] and "id" not in two:
+            one["function"]["arguments"] += two["function"]["arguments"]
+            return True
+    return False

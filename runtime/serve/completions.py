@@ -1,0 +1,227 @@
+"""POST /v1/completions: text in, text out, or token ids; one prompt or many."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import BaseRoute, Route
+
+from runtime.errors import InvalidRequest
+from runtime.generate import Delta, Stream
+from runtime.messages import Finish, Submit, TokenLogprob, Usage
+from runtime.serve.answers import now
+from runtime.serve.call_ids import random_id
+from runtime.serve.context import Serving
+from runtime.serve.openai_shapes import CompletionLogprobs, add_usage, finish_reason, usage_object
+from runtime.serve.prompts import Prompt, read_prompts
+from runtime.serve.sampling import (
+    SamplingFields,
+    only_grammar,
+    response_grammar,
+    sampling_grammar,
+    sampling_params,
+)
+from runtime.serve.streams import errors_as_events, started
+from runtime.serve.trace import Trace, trace_of
+from runtime.serve.wire import DONE, EventStream, event, json_response, read, unless_gone
+
+DEFAULT_MAX_TOKENS = 16
+
+
+class StreamOptions(msgspec.Struct, kw_only=True):
+    """`stream_options`."""
+
+    include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
+
+
+class CompletionRequest(SamplingFields, kw_only=True):
+    """The body. Unknown keys are ignored; null means unset."""
+
+    prompt: Any
+    model: str | None = None
+    max_tokens: int | None = None
+    n: int | None = None
+    best_of: int | None = None
+    echo: bool | None = None
+    logprobs: int | None = None
+    suffix: str | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    response_format: Any = None
+    return_cached_tokens_details: bool | None = None
+
+
+def routes(serving: Serving) -> list[BaseRoute]:
+    """The endpoint, bound to one served model."""
+
+    async def completions(request: Request) -> Response:
+        body = await read(request, CompletionRequest)
+        trace = trace_of(request)
+        model = serving.check_model(body.model)
+        _check(body)
+        prompts, _ = read_prompts(body.prompt, serving.tokenizer, "prompt")
+        n = serving.check_batch(len(prompts), body.n)
+        submits = _submits(body, prompts, trace)
+        writer = _Writer(serving, body, model, prompts, n, Stream(serving.generator, submits, n, "prompt"), trace)
+        if not body.stream:
+            await unless_gone(request, writer.collect())
+            return json_response(writer.whole())
+        deltas = await unless_gone(request, started(writer))
+        return EventStream(errors_as_events(writer.events(deltas)), trace)
+
+    return [Route("/v1/completions", completions, methods=["POST"])]
+
+
+def _check(body: CompletionRequest) -> None:
+    if body.stream_options is not None and not body.stream:
+        raise InvalidRequest("stream_options goes with stream=true only.", param="stream_options")
+    if body.best_of is not None and body.best_of != (body.n or 1):
+        raise InvalidRequest("best_of must equal n: answers are not ranked here.", param="best_of")
+    if body.suffix:
+        raise InvalidRequest("suffix is not supported: this model does not fill in the middle.", param="suffix")
+    if body.logprobs is not None and body.logprobs < 0:
+        raise InvalidRequest(f"logprobs must be 0 or more; got {body.logprobs}.", param="logprobs")
+
+
+def _submits(body: CompletionRequest, prompts: Sequence[Prompt], trace: Trace) -> list[Submit]:
+    limit = DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens
+    params = sampling_params(body, limit, logprobs=body.logprobs is not None, top_logprobs=body.logprobs)
+    found = [g for g in (response_grammar(body.response_format), sampling_grammar(body)) if g is not None]
+    grammar = only_grammar(found)
+    return [
+        Submit(
+            rid="",
+            tokens=prompt.packed,
+            params=params,
+            grammar=grammar,
+            namespace=trace.caller.namespace(body.cache_salt or body.extra_key),
+            client=trace.caller.digest,
+            priority=body.priority or 0,
+            prompt_logprobs_from=0 if body.echo and body.logprobs is not None else None,
+        )
+        for prompt in prompts
+    ]
+
+
+class _Choice:
+    """One answer being written; `logprobs` covers the echoed prompt too."""
+
+    def __init__(self, index: int, prompt: Prompt, n_logprobs: int | None, writer: _Writer) -> None:
+        self.index = index
+        self.prompt = prompt
+        self.text = writer.echo_of(prompt)
+        self.logprobs = None if n_logprobs is None else CompletionLogprobs(writer.tokenizer)
+        self.finish: Finish | None = None
+        self.n_tokens = 0
+        self.usage = Usage()
+
+
+class _Writer:
+    """Writes one answer object, or its chunks."""
+
+    def __init__(
+        self,
+        serving: Serving,
+        body: CompletionRequest,
+        model: str,
+        prompts: Sequence[Prompt],
+        n: int,
+        stream: Stream,
+        trace: Trace,
+    ) -> None:
+        self.tokenizer = serving.tokenizer
+        self._body = body
+        self._n = n
+        self._stream = stream
+        self._trace = trace
+        self._head = {"id": f"cmpl-{random_id()}", "object": "text_completion", "created": now(), "model": model}
+        self._choices = [_Choice(i * n + j, p, body.logprobs, self) for i, p in enumerate(prompts) for j in range(n)]
+        options = body.stream_options
+        self._usage_at_end = bool(options and options.include_usage)
+        self._usage_always = bool(options and options.continuous_usage_stats and options.include_usage)
+
+    def echo_of(self, prompt: Prompt) -> str:
+        return prompt.shown(self.tokenizer) if self._body.echo else ""
+
+    async def __aiter__(self) -> AsyncIterator[Delta]:
+        try:
+            async for delta in self._stream:
+                self._note(delta)
+                yield delta
+        finally:
+            self._stream.close()
+
+    async def collect(self) -> None:
+        async for delta in self:
+            self._choices[delta.index].text += delta.text
+
+    def _note(self, delta: Delta) -> None:
+        choice = self._choices[delta.index]
+        if delta.token_ids:
+            self._trace.tokens(len(delta.token_ids))
+        choice.n_tokens += len(delta.token_ids)
+        if choice.logprobs is not None:
+            choice.logprobs.add(_entries(delta))
+        if delta.finish is not None:
+            choice.finish = delta.finish
+            choice.usage = delta.usage or Usage(prompt_tokens=len(choice.prompt.ids))
+            self._trace.finished(delta.finish, choice.usage)
+
+    @property
+    def _usage(self) -> Usage:
+        """Each prompt once, all answers' tokens."""
+        firsts = self._choices[:: self._n]
+        prompts = [Usage(prompt_tokens=len(c.prompt.ids), cached_tokens=c.usage.cached_tokens) for c in firsts]
+        return add_usage([*prompts, *(Usage(completion_tokens=c.n_tokens) for c in self._choices)])
+
+    def whole(self) -> dict[str, Any]:
+        """The answer, when all of it is there."""
+        choices = [self._part(c, c.text, c.logprobs.take() if c.logprobs else None) for c in self._choices]
+        return {**self._head, "choices": choices, "usage": usage_object(self._usage), **self._sglext()}
+
+    async def events(self, deltas: AsyncIterator[Delta]) -> AsyncIterator[bytes]:
+        """Chunks: pieces of text, one finish a choice, usage if asked for, the end mark."""
+        echoed: set[int] = set()
+        async for delta in deltas:
+            choice = self._choices[delta.index]
+            text = delta.text
+            if delta.index not in echoed:
+                echoed.add(delta.index)
+                text = choice.text + text
+            if not text and delta.finish is None and not (choice.logprobs and choice.logprobs.pending):
+                continue
+            part = self._part(choice, text, choice.logprobs.take() if choice.logprobs else None)
+            chunk: dict[str, Any] = {**self._head, "choices": [part]}
+            if delta.finish is not None:
+                chunk |= self._sglext()
+            if self._usage_always:
+                chunk["usage"] = usage_object(self._usage)
+            yield event(chunk)
+        if self._usage_at_end:
+            yield event({**self._head, "choices": [], "usage": usage_object(self._usage)})
+        yield DONE
+
+    def _part(self, choice: _Choice, text: str, logprobs: dict[str, Any] | None) -> dict[str, Any]:
+        part: dict[str, Any] = {
+            "index": choice.index,
+            "text": text,
+            "logprobs": logprobs,
+            "finish_reason": finish_reason(choice.finish),
+        }
+        if choice.finish is not None:
+            part["matched_stop"] = choice.finish.matched
+        return part
+
+    def _sglext(self) -> dict[str, Any]:
+        if not self._body.return_cached_tokens_details:
+            return {}
+        return {"sglext": {"cached_tokens_details": {"device": self._usage.cached_tokens, "host": 0}}}
+
+
+def _entries(delta: Delta) -> list[TokenLogprob]:
+    return [*(delta.prompt_logprobs or ()), *(delta.logprobs or ())]

@@ -1,0 +1,77 @@
+"""What is known of one HTTP request, for its log line and the metrics."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+
+from starlette.requests import Request
+
+from runtime.messages import Finish, Usage
+from runtime.serve.context import Caller
+from runtime.serve.metrics import Metrics
+
+
+@dataclass(slots=True)
+class Trace:
+    """Times are monotonic seconds since `started`. Made by the outermost middleware."""
+
+    id: str
+    metrics: Metrics
+    caller: Caller = field(default_factory=Caller)
+    started: float = field(default_factory=time.monotonic)
+    ttft_s: float | None = None
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    completion_tokens: int = 0
+    queue_s: float = 0.0
+    finish: str | None = None
+    aborted: bool = False
+    _last: float = 0.0
+
+    def tokens(self, n: int) -> None:
+        """`n` tokens of an answer arrived."""
+        now = time.monotonic()
+        if self.ttft_s is None:
+            self.ttft_s = now - self.started
+            self.metrics.ttft.add(self.ttft_s)
+        elif n:
+            self.metrics.itl.add((now - self._last) / n)
+        self._last = now
+
+    def finished(self, finish: Finish, usage: Usage) -> None:
+        """One answer ended."""
+        self.prompt_tokens += usage.prompt_tokens
+        self.cached_tokens += usage.cached_tokens
+        self.completion_tokens += usage.completion_tokens
+        self.queue_s = max(self.queue_s, usage.queue_s)
+        self.finish = finish.reason
+        self.metrics.finished(finish.reason, usage, time.monotonic() - self.started)
+
+    def fields(self, path: str, status: int) -> dict[str, object]:
+        """The members of the log line."""
+        line: dict[str, object] = {
+            "id": self.id,
+            "path": path,
+            "status": status,
+            "total_s": round(time.monotonic() - self.started, 4),
+        }
+        if self.ttft_s is not None:
+            line["ttft_s"] = round(self.ttft_s, 4)
+            line["queue_s"] = round(self.queue_s, 4)
+        if self.prompt_tokens:
+            line["prompt_tokens"] = self.prompt_tokens
+            line["cached_tokens"] = self.cached_tokens
+            line["completion_tokens"] = self.completion_tokens
+        if self.finish is not None:
+            line["finish"] = self.finish
+        if self.aborted:
+            line["aborted"] = True
+        return line
+
+
+def trace_of(request: Request) -> Trace:
+    """The request's trace."""
+    trace = request.scope["ramet.trace"]
+    assert isinstance(trace, Trace)
+    return trace

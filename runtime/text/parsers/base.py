@@ -1,0 +1,127 @@
+"""The one protocol of all parsers: text in, events out, the same events at any chunking.
+
+`Text` and `Thought` pieces may be cut differently by different chunkings; joined, they are equal. Everything
+else is equal event by event once neighbouring `CallArgs` are joined.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """A piece of the visible answer."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Thought:
+    """A piece of the reasoning."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class CallStart:
+    """A tool call begins; indexes count from 0 without gaps."""
+
+    index: int
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class CallArgs:
+    """A piece of a call's arguments, as JSON text."""
+
+    index: int
+    fragment: str
+
+
+@dataclass(frozen=True, slots=True)
+class CallEnd:
+    """A tool call is complete: its arguments join to a JSON object."""
+
+    index: int
+
+
+Event = Text | Thought | CallStart | CallArgs | CallEnd
+
+
+class Parser(Protocol):
+    """Reads one answer. `finish` is called once, after the last push, and gives what was held back."""
+
+    def push(self, text: str) -> list[Event]: ...
+
+    def finish(self) -> list[Event]: ...
+
+
+class PlainParser:
+    """An answer without structure."""
+
+    def push(self, text: str) -> list[Event]:
+        return [Text(text)] if text else []
+
+    def finish(self) -> list[Event]:
+        return []
+
+
+@dataclass(slots=True)
+class Call:
+    """A tool call put together. `complete` is False for one that the token limit cut off."""
+
+    name: str
+    arguments: str = ""
+    complete: bool = False
+
+
+@dataclass(slots=True)
+class Answer:
+    """Events put together."""
+
+    text: str = ""
+    thought: str = ""
+    calls: list[Call] = field(default_factory=list)
+
+    def add(self, events: Iterable[Event]) -> None:
+        for event in events:
+            match event:
+                case Text(text):
+                    self.text += text
+                case Thought(text):
+                    self.thought += text
+                case CallStart(_, name):
+                    self.calls.append(Call(name))
+                case CallArgs(index, fragment):
+                    self.calls[index].arguments += fragment
+                case CallEnd(index):
+                    self.calls[index].complete = True
+
+
+def parse_all(parser: Parser, text: str) -> Answer:
+    """A whole answer at once, through the very code that reads it piece by piece."""
+    answer = Answer()
+    answer.add(parser.push(text))
+    answer.add(parser.finish())
+    return answer
+
+
+def first_marker(text: str, markers: Sequence[str]) -> tuple[int, str] | None:
+    """Where the earliest marker begins, and which (of those beginning together, the longest)."""
+    found = [(at, -len(marker), marker) for marker in markers if (at := text.find(marker)) >= 0]
+    if not found:
+        return None
+    at, _, marker = min(found)
+    return at, marker
+
+
+def partial_length(text: str, markers: Sequence[str]) -> int:
+    """Length of the longest suffix of `text` that is a proper prefix of a marker."""
+    for length in range(min(len(text), max(map(len, markers), default=1) - 1), 0, -1):
+        tail = text[-length:]
+        if any(len(marker) > length and marker.startswith(tail) for marker in markers):
+            return length
+    return 0
