@@ -105,13 +105,14 @@ def _counts(cache: PrefixCache) -> Iterable[str]:
 
 def _heap(cache: PrefixCache) -> Iterable[str]:
     """Eviction can reach every unpinned leaf, no later than its score says."""
-    entries = {id(node): score for score, node in cache.heap.live_entries()}
+    heap = cache.heap
+    covered = dict(heap.covered())
     for node in cache.tree.nodes():
         if not node.evictable:
             continue
-        if id(node) not in entries:
+        if node not in covered:
             yield f"{node!r} is evictable but not in the heap"
-        elif entries[id(node)] > cache.heap.policy.score(node):
+        elif (score := covered[node]) is not None and score > heap.policy.score(node, heap.now):
             yield f"{node!r} is in the heap with a score above its own"
 
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
 
 from radix.audit import audit
-from radix.evict import EvictionHeap, EvictionPolicy, HintsLike, make_policy
+from radix.evict import EvictionHeap, EvictionPolicy, label, make_policy
+from radix.hints import HintsLike, note
 from radix.lease import Lease, LeaseError, Match, Tail
 from radix.pages import REQUEST, TREE, Ids, PagePool
 from radix.tree import TOKEN_BYTES, Namespace, Node, RadixTree, Spot
@@ -25,18 +27,27 @@ class PrefixCache:
     """
 
     def __init__(
-        self, n_pages: int, page_size: int, *, policy: str | EvictionPolicy = "lru", enabled: bool = True
+        self,
+        n_pages: int,
+        page_size: int,
+        *,
+        policy: str | EvictionPolicy = "lru",
+        floors: Mapping[Namespace, int] | None = None,
+        enabled: bool = True,
     ) -> None:
+        """`policy`: lru, lfu, slru, priority, hints, or one of your own. `floors`: pages that a namespace keeps
+        as long as others have pages to give. `enabled`: False shares nothing, to compare with.
+        """
         self.pool = PagePool(n_pages, page_size)
         self.tree = RadixTree(page_size)
-        self.heap = EvictionHeap(self.tree, make_policy(policy))
+        self.heap = EvictionHeap(self.tree, make_policy(policy, n_pages), floors)
         self.page_size = page_size
         self.enabled = enabled
         self.now = 0.0
         self.leases: set[Lease] = set()
         self.sources: list[Node] = []  # tail sources of the current plan, pinned
         self.page_step = np.full(n_pages, COMMITTED, np.int64)  # the step that writes a published page
-        self.n_evicted = 0
+        self.evicted: Counter[str] = Counter()  # pages, by class of their leaf
 
     # -- plans -------------------------------------------------------------------------------------------------
 
@@ -47,6 +58,7 @@ class PrefixCache:
         plans in order, so whatever this plan does to a page comes after all that they do.
         """
         self.now = now
+        self.heap.tick(now)
         self.pool.release_quarantine()
         self._drop_sources()
 
@@ -64,7 +76,7 @@ class PrefixCache:
     def acquire(self, ns: Namespace, tokens: Ids, limit: int | None = None, *, hints: HintsLike | None = None) -> Lease:
         """Lease the longest cached prefix of `tokens`, at most `limit` tokens (default: all but the last)."""
         root = self.tree.root(ns)
-        lease = Lease(self.tree, root)
+        lease = Lease(self.tree, root, hints.program_id if hints is not None else None)
         self.tree.pin(root, None, self.now)
         self.leases.add(lease)
         if self.enabled:
@@ -94,7 +106,7 @@ class PrefixCache:
         adopted = leaf.appender is None and leaf.n_tokens == spot.r and self.tree.is_tail(leaf)
         if adopted:
             leaf.appender, lease.leaf = lease, leaf
-            self.tree.pin(leaf, lease.node, self.now, hit=1)
+            self.tree.pin(leaf, lease.node, self.now, lease.program, hit=1)
         else:
             self.sources.append(leaf)
             self.tree.pin(leaf, None, self.now)
@@ -107,7 +119,7 @@ class PrefixCache:
         return self.tree.split(spot.node, spot.n_edge)
 
     def _move(self, lease: Lease, node: Node, n_tokens: int, hit: int = 0) -> None:
-        self.tree.pin(node, lease.node, self.now, hit)
+        self.tree.pin(node, lease.node, self.now, lease.program, hit)
         lease.node = node
         lease.n_tokens += n_tokens
 
@@ -132,15 +144,34 @@ class PrefixCache:
             self.evict(short)
         return self.pool.take(n, REQUEST)
 
+    @property
+    def n_evicted(self) -> int:
+        """Pages evicted since the start."""
+        return self.evicted.total()
+
     def evict(self, n: int) -> int:
         """Free up to `n` cached pages, from the tails of the coldest unpinned leaves. Returns how many."""
+        freed = self._evict(n)
+        if freed < n and self.heap.parked:  # floors are soft: nothing else is left
+            self._unpark_all()
+            freed += self._evict(n - freed, floors=False)
+        return freed
+
+    def _evict(self, n: int, *, floors: bool = True) -> int:
         freed = 0
         while freed < n and (leaf := self.heap.pop()) is not None:
-            k = min(n - freed, leaf.n_pages)
+            k = min(n - freed, self.heap.spare(leaf) if floors else leaf.n_pages)
+            if k <= 0:
+                self.heap.park(leaf)
+                continue
+            self.evicted[label(leaf, self.now)] += k
             self._cut(leaf, k)
             freed += k
-        self.n_evicted += freed
         return freed
+
+    def _unpark_all(self) -> None:
+        for namespace in list(self.heap.parked):
+            self.heap.unpark(namespace)
 
     def _cut(self, leaf: Node, k: int, *, quarantine: bool = False) -> None:
         """Give the last `k` pages of an unpinned leaf back to the pool; what becomes a leaf by it is offered."""
@@ -204,13 +235,14 @@ class PrefixCache:
             return
         self.pool.move(new, REQUEST, TREE)
         node = lease.node
-        if node.pins == 1 and not node.children and node.parent is not None:  # only this lease is here: grow the edge
+        if node.pins == 1 and not node.children and node.program == lease.program:  # only this lease's: grow the edge
             self.tree.extend(node, data, new)
             lease.n_tokens += len(data) // TOKEN_BYTES
         else:
             child = self.tree.attach(node, data, new)
             self._move(lease, child, child.n_tokens)
             self._drop_shorter_tail(child)
+        self.heap.unpark(node.root.namespace)
 
     def _fill_leaf(self, lease: Lease, page: bytes) -> None:
         """The adopted tail is a full page now: the leaf becomes a normal node and the lease moves onto it."""
@@ -248,18 +280,27 @@ class PrefixCache:
         built must not name this request (drop its row, or wait for the commit).
         """
         lease.check()
-        if keep and self.enabled:
+        keep = keep and self.enabled
+        if keep:
             self.publish(lease, tokens, pages, n_tokens, COMMITTED)
-        first_private = lease.n_tokens // self.page_size
-        if lease.leaf is not None:
+        rest = _key(tokens, lease.n_tokens, n_tokens)
+        tail = lease.leaf
+        if tail is None:
+            tail = self._leave_tail(lease, rest, pages) if keep else None
+        else:
             if keep:
-                self._lengthen(lease, _key(tokens, lease.n_tokens, n_tokens))
+                self._lengthen(lease, rest)
             self._disown(lease)
-            first_private += 1
-        elif keep and self.enabled and self._leave_tail(lease, _key(tokens, lease.n_tokens, n_tokens), pages):
-            first_private += 1
-        self.pool.free(pages[first_private:], REQUEST)
+        self.pool.free(pages[lease.n_tokens // self.page_size + (tail is not None) :], REQUEST)
+        self._note(lease, tail if tail is not None and tail.n_pages else lease.node, hints)
         self._release(lease)
+
+    def _note(self, lease: Lease, end: Node, hints: HintsLike | None) -> None:
+        """The path was used until now, and this is what its program says of the next time."""
+        for node in self.tree.chain(end):
+            self.tree.touch(node, lease.program, self.now)
+        for node in note(self.tree, end, lease.program, hints, self.now):
+            self.heap.offer(node)
 
     def _lengthen(self, lease: Lease, rest: bytes) -> None:
         """Show the tokens appended to the adopted leaf to everyone, unless a sibling shows them already."""
@@ -270,19 +311,20 @@ class PrefixCache:
             self.page_step[leaf.pages] = COMMITTED
             self._drop_shorter_tail(leaf)
 
-    def _leave_tail(self, lease: Lease, rest: bytes, pages: Ids) -> bool:
-        """Leave the partial page as a tail leaf; False if there is none or the tree has its tokens."""
+    def _leave_tail(self, lease: Lease, rest: bytes, pages: Ids) -> Node | None:
+        """Leave the partial page as a tail leaf; None if there is none or the tree has its tokens."""
         if not rest or self.tree.covers(lease.node, rest):
-            return False
+            return None
         i = lease.n_tokens // self.page_size
         page = pages[i : i + 1]
         self.pool.move(page, REQUEST, TREE)
         self.page_step[page] = COMMITTED
         leaf = self.tree.attach(lease.node, rest, page)
-        leaf.last_used = self.now
+        self.tree.touch(leaf, lease.program, self.now)
         self._drop_shorter_tail(leaf)
         self.heap.offer(leaf)
-        return True
+        self.heap.unpark(leaf.root.namespace)
+        return leaf
 
     def _disown(self, lease: Lease) -> None:
         """Give up the adopted leaf, which stays in the tree unless a sibling holds all its tokens."""
@@ -290,7 +332,7 @@ class PrefixCache:
         if leaf is None:
             return
         leaf.appender, lease.leaf = None, None
-        self.tree.unpin(leaf, lease.node, self.now)
+        self.tree.unpin(leaf, lease.node)
         if leaf.evictable and self.tree.redundant(leaf):
             self._cut(leaf, 1, quarantine=True)  # this request's rows may still write there
         else:
@@ -299,12 +341,12 @@ class PrefixCache:
     def _release(self, lease: Lease) -> None:
         lease.released = True
         self.leases.discard(lease)
-        self.tree.unpin(lease.node, None, self.now)
+        self.tree.unpin(lease.node, None)
         self.heap.offer(lease.node)
 
     def _drop_sources(self) -> None:
         for node in self.sources:
-            self.tree.unpin(node, None, self.now)
+            self.tree.unpin(node, None)
             self.heap.offer(node)
         self.sources.clear()
 
@@ -354,6 +396,7 @@ class PrefixCache:
     def clear(self) -> int:
         """Forget everything that no lease holds. Call between plans. Returns the number of pages freed."""
         self._drop_sources()
+        self._unpark_all()
         before = self.tree.n_pages
         while (leaf := self.heap.pop()) is not None:
             self._cut(leaf, leaf.n_pages)
@@ -380,6 +423,7 @@ class PrefixCache:
             "namespaces": len(self.tree.roots),
             "leases": len(self.leases),
             "evicted": self.n_evicted,
+            "evicted_by": dict(self.evicted),
         }
 
 

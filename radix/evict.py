@@ -1,48 +1,117 @@
-"""What leaves the cache first: a policy that scores leaves, and one persistent lazy heap of them."""
+"""What leaves the cache first: policies that score leaves, and one persistent lazy heap of them."""
 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from itertools import count
 from typing import Any, Protocol
 
-from radix.tree import Node, RadixTree
+from radix.hints import NEVER, retain_level
+from radix.tree import Namespace, Node, RadixTree
 
 Score = tuple[Any, ...]
 SLACK = 64  # entries a heap may hold beyond twice the tree's nodes before it is swept
-
-
-class HintsLike(Protocol):
-    """Soft advice of an agent about what it leaves in the cache; `runtime.messages.Hints` has this shape."""
-
-    @property
-    def program_id(self) -> str | None: ...
-    @property
-    def expect_return_s(self) -> float | None: ...
-    @property
-    def final(self) -> bool: ...
-    @property
-    def retain_ttl_s(self) -> float | None: ...
-    @property
-    def retain_priority(self) -> int: ...
+RETURN_HINTS = frozenset({"expect_return_s", "final"})
+RETAIN_HINTS = frozenset({"retain"})
 
 
 class EvictionPolicy(Protocol):
-    """Scores leaves; the lowest goes first. A score may rise between two calls, never fall unannounced."""
+    """Scores leaves; the lowest goes first. The tail of the lowest leaf is trimmed, page by page.
+
+    A score may rise unannounced as time passes or a leaf is used. It may fall only when the cache offers the
+    leaf again (a hint came) or at the time that `falls_at` told.
+    """
 
     name: str
+    honours: frozenset[str]  # the hints that change its scores
 
-    def score(self, node: Node) -> Score: ...
+    def score(self, node: Node, now: float) -> Score: ...
+
+    def falls_at(self, node: Node, now: float) -> float | None:
+        """When the score falls by itself, if it will."""
+        ...
 
 
 class Lru:
     """Least recently used first."""
 
     name = "lru"
+    honours: frozenset[str] = frozenset()
 
-    def score(self, node: Node) -> Score:
+    def score(self, node: Node, now: float) -> Score:
         return (node.last_used,)
+
+    def falls_at(self, node: Node, now: float) -> float | None:
+        return None
+
+
+class Lfu(Lru):
+    """Least often hit first, then least recently used. For workloads whose popular prefixes do not change."""
+
+    name = "lfu"
+
+    def score(self, node: Node, now: float) -> Score:
+        return (node.hits, node.last_used)
+
+
+class Slru(Lru):
+    """Segmented LRU: what was hit once outlives what never was, by `protected` of the pool's turnover.
+
+    Time is counted in pages cached since the start, the unit in which a pool ages: a hit page is treated as if
+    it had been used `protected * n_pages` pages later than it was. So one pass of unshared prompts cannot flush
+    the shared ones, and these cannot squat for ever.
+    """
+
+    name = "slru"
+
+    def __init__(self, n_pages: int, protected: float = 0.8) -> None:
+        self.window = int(protected * n_pages)
+
+    def score(self, node: Node, now: float) -> Score:
+        return (node.stamp + self.window if node.hits else node.stamp, node.last_used)
+
+
+class Priority(Lru):
+    """Lowest retention priority first (0 without a hint), then least recently used."""
+
+    name = "priority"
+    honours = RETAIN_HINTS
+
+    def score(self, node: Node, now: float) -> Score:
+        return (retain_level(node, now), node.last_used)
+
+    def falls_at(self, node: Node, now: float) -> float | None:
+        return node.retain_until if retain_level(node, now) > 0 else None
+
+
+class Return(Priority):
+    """Farthest predicted return first; without hints, exactly LRU.
+
+    A leaf idle for t seconds is expected to stay idle for about t more (idle times of agents have heavy tails),
+    so LRU order is order of predicted return. A hint replaces the guess: due at T, the leaf is treated as one
+    idle for T - now, that is, last used at 2 now - T. Once overdue it ages from T on like any other. A program
+    that is done (T = never) goes first; retained leaves go after all others, by priority.
+    """
+
+    name = "hints"
+    honours = RETURN_HINTS | RETAIN_HINTS
+
+    def score(self, node: Node, now: float) -> Score:
+        due = node.back_at
+        used = node.last_used if due is None else min(due, 2 * now - due)
+        return (retain_level(node, now), used, node.last_used)
+
+
+def label(node: Node, now: float) -> str:
+    """The class a victim is counted in."""
+    if node.back_at == NEVER:
+        return "final"
+    if retain_level(node, now) > 0:
+        return "retained"
+    if node.back_at is not None:
+        return "overdue" if node.back_at < now else "expected"
+    return "reused" if node.hits else "unused"
 
 
 class EvictionHeap:
@@ -50,21 +119,34 @@ class EvictionHeap:
 
     Touching or pinning a leaf costs nothing here: a popped entry that has become stale is dropped (pinned, no
     longer a leaf, superseded) or pushed back with today's score. Nothing ever scans the tree.
+
+    `floors`: pages a namespace keeps while others have some to give. Its leaves are parked, out of the heap,
+    from when eviction meets them until the namespace grows. `now` is the time of the plan.
     """
 
-    __slots__ = ("_entries", "_tick", "_tree", "policy")
+    __slots__ = ("_entries", "_tick", "_timers", "_tree", "floors", "now", "parked", "policy")
 
-    def __init__(self, tree: RadixTree, policy: EvictionPolicy) -> None:
+    def __init__(self, tree: RadixTree, policy: EvictionPolicy, floors: Mapping[Namespace, int] | None = None) -> None:
         self.policy = policy
+        self.floors = dict(floors or {})
+        self.parked: dict[Namespace, set[Node]] = {}
+        self.now = 0.0
         self._tree = tree
         self._entries: list[tuple[Score, int, Node]] = []
+        self._timers: list[tuple[float, int, Node]] = []  # when a score falls by itself
         self._tick = count()
+
+    def tick(self, now: float) -> None:
+        """Time has come to `now`: leaves whose score fell by itself are offered again."""
+        self.now = now
+        while self._timers and self._timers[0][0] <= now:
+            self.offer(heapq.heappop(self._timers)[2])
 
     def offer(self, node: Node) -> None:
         """`node` may have become evictable, or its score may have fallen."""
         if not node.evictable:
             return
-        score = self.policy.score(node)
+        score = self.policy.score(node, self.now)
         if node.entry is None or score < node.entry[0]:
             self._push(score, node)
 
@@ -78,16 +160,34 @@ class EvictionHeap:
             node.entry = None
             if not node.evictable:
                 continue
-            score = self.policy.score(node)
+            score = self.policy.score(node, self.now)
             if score > entry[0]:
                 self._push(score, node)
                 continue
             return node
         return None
 
-    def live_entries(self) -> Iterator[tuple[Score, Node]]:
-        """(score, node) of every entry that is not superseded; for the audit."""
-        return ((score, node) for entry in self._entries for score, _, node in (entry,) if node.entry is entry)
+    # -- floors ------------------------------------------------------------------------------------------------
+
+    def spare(self, leaf: Node) -> int:
+        """Pages that may be cut off `leaf` before its namespace is down to its floor."""
+        floor = self.floors.get(leaf.root.namespace, 0)
+        return min(leaf.n_pages, leaf.root.n_pages_below - floor)
+
+    def park(self, leaf: Node) -> None:
+        self.parked.setdefault(leaf.root.namespace, set()).add(leaf)
+
+    def unpark(self, namespace: Namespace) -> None:
+        """The namespace has grown, or nothing else is left."""
+        for leaf in self.parked.pop(namespace, ()):
+            self.offer(leaf)
+
+    # -- inside ------------------------------------------------------------------------------------------------
+
+    def covered(self) -> Iterator[tuple[Node, Score | None]]:
+        """Every node that eviction can reach, with its entry's score (None: parked); for the audit."""
+        yield from ((entry[2], entry[0]) for entry in self._entries if entry[2].entry is entry)
+        yield from ((leaf, None) for leaves in self.parked.values() for leaf in leaves)
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -98,6 +198,9 @@ class EvictionHeap:
         entry = (score, next(self._tick), node)
         node.entry = entry
         heapq.heappush(self._entries, entry)
+        falls = self.policy.falls_at(node, self.now)
+        if falls is not None:
+            heapq.heappush(self._timers, (falls, next(self._tick), node))
 
     def _sweep(self) -> None:
         """Drop superseded entries. At least half are, so each push pays for its own removal once."""
@@ -105,13 +208,12 @@ class EvictionHeap:
         heapq.heapify(self._entries)
 
 
-POLICIES: dict[str, type[EvictionPolicy]] = {"lru": Lru}
-
-
-def make_policy(policy: str | EvictionPolicy) -> EvictionPolicy:
+def make_policy(policy: str | EvictionPolicy, n_pages: int) -> EvictionPolicy:
     """A policy by name, or the given one. Raises ValueError for an unknown name."""
     if not isinstance(policy, str):
         return policy
-    if policy not in POLICIES:
-        raise ValueError(f"unknown eviction policy {policy!r}; known: {', '.join(sorted(POLICIES))}")
-    return POLICIES[policy]()
+    known: list[EvictionPolicy] = [Lru(), Lfu(), Slru(n_pages), Priority(), Return()]
+    for each in known:
+        if each.name == policy:
+            return each
+    raise ValueError(f"unknown eviction policy {policy!r}; known: {', '.join(each.name for each in known)}")

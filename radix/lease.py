@@ -40,10 +40,11 @@ class Tail(NamedTuple):
 class Lease:
     """Pins the path to `node`, and the adopted tail leaf below it. Made and moved by PrefixCache only."""
 
-    __slots__ = ("_tree", "leaf", "n_tokens", "node", "released", "tail")
+    __slots__ = ("_tree", "leaf", "n_tokens", "node", "program", "released", "tail")
 
-    def __init__(self, tree: RadixTree, node: Node) -> None:
+    def __init__(self, tree: RadixTree, node: Node, program: object = None) -> None:
         self._tree = tree
+        self.program = self if program is None else program  # who uses the path; a request of its own by default
         self.node = node  # the deepest node held; its end is n_tokens
         self.leaf: Node | None = None  # the adopted tail leaf, a child of node
         self.n_tokens = 0  # held as whole pages

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from radix.lease import Lease
 
 TOKEN_BYTES = 4
+SHARED = object()  # the program of a node that several use
 NO_PAGES: Ids = np.zeros(0, np.int32)
 
 
@@ -37,6 +38,7 @@ class Node:
 
     __slots__ = (
         "appender",
+        "back_at",
         "children",
         "data",
         "entry",
@@ -46,7 +48,11 @@ class Node:
         "pages",
         "parent",
         "pins",
+        "program",
+        "retain_level",
+        "retain_until",
         "root",
+        "stamp",
     )
 
     def __init__(self, parent: Node | None, data: bytes, pages: Ids) -> None:
@@ -57,7 +63,11 @@ class Node:
         self.order: list[bytes] = []  # the keys of children, sorted; unused (empty) when a page is one token
         self.pins = 0
         self.hits = 0
-        self.last_used = 0.0
+        self.last_used = 0.0  # seconds
+        self.stamp = 0  # pages cached, ever, when it was last used
+        self.program: object = None  # who uses it: one program, or SHARED
+        self.back_at: float | None = None  # when that program is expected back, if it said so
+        self.retain_until, self.retain_level = 0.0, 0
         self.appender: Lease | None = None  # the one request that writes on in this tail leaf
         self.entry: tuple[Any, ...] | None = None  # this node's live entry in the eviction heap
         self.root: Root = parent.root if parent is not None else self  # type: ignore[assignment]
@@ -119,7 +129,7 @@ def common_tokens(a: bytes, b: bytes) -> int:
 class RadixTree:
     """Nodes of every namespace, and the counts of pages they hold and pin. Knows nothing of eviction or owners."""
 
-    __slots__ = ("n_nodes", "n_pages", "n_pinned", "page_bytes", "page_size", "roots")
+    __slots__ = ("n_attached", "n_nodes", "n_pages", "n_pinned", "page_bytes", "page_size", "roots")
 
     def __init__(self, page_size: int) -> None:
         self.page_size = page_size
@@ -128,6 +138,7 @@ class RadixTree:
         self.n_nodes = 0  # roots not counted
         self.n_pages = 0
         self.n_pinned = 0  # pages in pinned nodes
+        self.n_attached = 0  # pages ever given to the tree
 
     # -- looking: never writes ---------------------------------------------------------------------------------
 
@@ -231,9 +242,9 @@ class RadixTree:
     def attach(self, parent: Node, data: bytes, pages: Ids) -> Node:
         """A new, unpinned child. The caller knows that no child with its key exists."""
         node = Node(parent, data, np.array(pages, dtype=np.int32))
-        node.last_used = parent.last_used
         self._link(node)
         self.n_nodes += 1
+        self.n_attached += node.n_pages
         self._count(node, node.n_pages)
         return node
 
@@ -243,6 +254,7 @@ class RadixTree:
         assert len(node.data) % self.page_bytes == 0
         node.data += data
         node.pages = np.concatenate((node.pages, pages))
+        self.n_attached += len(pages)
         self._count(node, len(pages))
 
     def rewrite(self, leaf: Node, data: bytes) -> None:
@@ -264,7 +276,9 @@ class RadixTree:
         assert node.parent is not None
         cut = k * self.page_bytes
         upper = Node(node.parent, node.data[:cut], node.pages[:k])
-        upper.pins, upper.hits, upper.last_used = node.pins, node.hits, node.last_used
+        upper.pins, upper.hits, upper.last_used, upper.stamp = node.pins, node.hits, node.last_used, node.stamp
+        upper.program, upper.back_at = node.program, node.back_at
+        upper.retain_level, upper.retain_until = node.retain_level, node.retain_until
         upper.parent.children[self.key(node)] = upper  # type: ignore[union-attr]  # same key, same place in order
         node.data, node.pages, node.parent = node.data[cut:], node.pages[k:], upper
         self._link(node)
@@ -288,18 +302,30 @@ class RadixTree:
             node.pages = node.pages[:keep]
         return cut
 
-    def pin(self, node: Node, above: Node | None, now: float, hit: int = 0) -> None:
-        """Hold `node` and all from it up to (without) `above`; None: up to and with the root."""
+    def pin(self, node: Node, above: Node | None, now: float, program: object = None, hit: int = 0) -> None:
+        """Hold `node` and all from it up to (without) `above`; None: up to and with the root.
+
+        `program`: who uses these nodes from now on (None: nobody, they are only kept in place).
+        """
         at: Node | None = node
         while at is not None and at is not above:
             if at.pins == 0:
                 self.n_pinned += len(at.pages)
             at.pins += 1
-            at.hits += hit
-            at.last_used = now
+            if program is not None:
+                self.touch(at, program, now)
+                at.hits += hit
             at = at.parent
 
-    def unpin(self, node: Node, above: Node | None, now: float) -> None:
+    def touch(self, node: Node, program: object, now: float) -> None:
+        """`program` uses the node now."""
+        node.last_used = now
+        node.stamp = self.n_attached
+        if node.program != program:
+            node.program = program if node.program is None else SHARED
+            node.back_at = None
+
+    def unpin(self, node: Node, above: Node | None) -> None:
         """The reverse of `pin`, with the same bounds."""
         at: Node | None = node
         while at is not None and at is not above:
@@ -307,7 +333,6 @@ class RadixTree:
             at.pins -= 1
             if at.pins == 0:
                 self.n_pinned -= len(at.pages)
-            at.last_used = now
             at = at.parent
         if at is None:
             self._drop_if_idle(node.root)
