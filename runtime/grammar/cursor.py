@@ -1,0 +1,172 @@
+"""One request's place in a grammar, whatever backend matches it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from runtime.errors import RequestFailed
+from runtime.grammar.protocol import MaskRow
+
+
+class Matcher(Protocol):
+    """What a backend must do. It never sees stop ids."""
+
+    @property
+    def complete(self) -> bool: ...
+
+    def mask(self, row: MaskRow) -> bool:
+        """Fill the row; stop ids included where the text is complete. False: everything is allowed."""
+        ...
+
+    def advance(self, token: int) -> bool: ...
+
+    def rollback(self, n: int) -> None: ...
+
+    def fork(self) -> Matcher: ...
+
+    def forced(self, limit: int) -> list[int]: ...
+
+    def failure(self) -> str | None:
+        """Why the backend has given up, if it has."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class MaskBudget:
+    """CPU time one request may spend on masks: never more than `once_s`, and more than `slow_s` only `slow_count`
+    times. Grammars that pass the gate stay far below; this is for the one that does not."""
+
+    slow_s: float = 0.05
+    slow_count: int = 3
+    once_s: float = 1.0
+
+
+@dataclass(slots=True)
+class Counters:
+    """What masks cost so far, over all requests. Written by the scheduler's thread only."""
+
+    masks: int = 0
+    mask_s: float = 0.0
+    slowest_mask_s: float = 0.0
+    failed: int = 0
+
+
+class GrammarCursor:
+    """Adds to a matcher: stop ids, `done`, the mask-time budget, and a clean error for an all-masked row."""
+
+    __slots__ = (
+        "_budget",
+        "_clock",
+        "_counters",
+        "_ended",
+        "_known",
+        "_matcher",
+        "_row",
+        "_slow",
+        "_stop_row",
+        "_stops",
+    )
+
+    def __init__(
+        self,
+        matcher: Matcher,
+        stops: frozenset[int],
+        stop_row: MaskRow,
+        counters: Counters,
+        budget: MaskBudget,
+        clock: Callable[[], float] = time.thread_time,
+    ) -> None:
+        self._matcher = matcher
+        self._stops = stops
+        self._stop_row = stop_row
+        self._counters = counters
+        self._budget = budget
+        self._clock = clock
+        self._slow = 0
+        self._ended = False  # a stop id was accepted
+        self._row: MaskRow | None = None  # the mask here, once `done` had to look
+        self._known = False  # whether _row and everything-allowed are those of this place
+
+    @property
+    def can_stop(self) -> bool:
+        return self._ended or self._matcher.complete
+
+    @property
+    def done(self) -> bool:
+        if self._ended:
+            return True
+        if not self._matcher.complete:
+            return False
+        if not self._known:
+            row = np.empty_like(self._stop_row)
+            self._row = row if self._masked(row) else None
+            self._known = True
+        return self._row is not None and not (self._row & ~self._stop_row).any()
+
+    def fill(self, row: MaskRow) -> bool:
+        if row.shape != self._stop_row.shape or row.dtype != np.int32:
+            raise ValueError(f"a mask row is int32 with {len(self._stop_row)} words")
+        if self._ended:
+            row[:] = self._stop_row
+            return True
+        if self._known:
+            if self._row is not None:
+                row[:] = self._row
+            return self._row is not None
+        return self._masked(row)
+
+    def accept(self, token: int) -> bool:
+        if self._ended:
+            return False
+        if token in self._stops:
+            self._ended = self._matcher.complete
+            return self._ended
+        if not self._matcher.advance(token):
+            return False
+        self._known = False
+        return True
+
+    def rollback(self, n: int) -> None:
+        if n and self._ended:
+            self._ended, n = False, n - 1
+        if n:
+            self._matcher.rollback(n)
+            self._known = False
+
+    def fork(self) -> GrammarCursor:
+        twin = GrammarCursor(
+            self._matcher.fork(), self._stops, self._stop_row, self._counters, self._budget, self._clock
+        )
+        twin._ended, twin._slow = self._ended, self._slow
+        return twin
+
+    def forced_tokens(self, limit: int) -> list[int]:
+        if limit <= 0 or self._ended or self._matcher.complete:
+            return []
+        return self._matcher.forced(limit)
+
+    def _masked(self, row: MaskRow) -> bool:
+        start = self._clock()
+        limited = self._matcher.mask(row)
+        self._charge(self._clock() - start)
+        if limited and not row.any():
+            self._fail(self._matcher.failure() or "the grammar allows no token of this vocabulary here")
+        return limited
+
+    def _charge(self, spent_s: float) -> None:
+        counters, budget = self._counters, self._budget
+        counters.masks += 1
+        counters.mask_s += spent_s
+        counters.slowest_mask_s = max(counters.slowest_mask_s, spent_s)
+        self._slow += spent_s > budget.slow_s
+        if spent_s > budget.once_s or self._slow >= budget.slow_count:
+            self._fail(f"the grammar is too costly to apply: a mask took {spent_s * 1e3:.0f} ms")
+
+    def _fail(self, why: str) -> None:
+        self._counters.failed += 1
+        raise RequestFailed(f"Structured output failed: {why}.")

@@ -1,0 +1,281 @@
+"""JSON Schema to normal form. What cannot be enforced exactly is refused with the JSON pointer of its keyword.
+
+Drafts 4 to 2020-12 as far as they speak of values a grammar can hold. Keywords without a meaning for validity
+(titles, defaults, `x-...`, unknown words) are ignored, as the standard says. `nullable` is read as OpenAPI means it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from itertools import combinations, permutations
+from typing import Any, NoReturn
+from urllib.parse import unquote
+
+from runtime.errors import InvalidRequest
+from runtime.grammar import keywords as kw
+from runtime.grammar.disjoint import disjoint
+from runtime.grammar.negate import Negator
+from runtime.grammar.nodes import (
+    EVERY_TYPE,
+    TYPES,
+    Anything,
+    Array,
+    Literal,
+    Never,
+    Node,
+    Object,
+    Ref,
+    TooComplex,
+    Union,
+    conj,
+    conj_all,
+    union,
+)
+
+PARAM = "response_format"
+_REFUSED = {
+    "$dynamicRef": "dynamic references",
+    "$recursiveRef": "dynamic references",
+    "contentSchema": "schemas of encoded content",
+}
+
+
+def refuse(where: str, why: str) -> NoReturn:
+    raise InvalidRequest(f"JSON schema at '{where or '/'}': {why}", param=PARAM)
+
+
+def cannot(where: str, what: str) -> NoReturn:
+    refuse(where, f"{what} cannot be enforced, neither by xgrammar nor by llguidance.")
+
+
+class Normaliser:
+    """One schema document. `root` is its normal form, `resolve(name)` that of a definition."""
+
+    def __init__(self, document: Any) -> None:
+        self._document = document
+        self._anchors: dict[str, str] | None = None
+        self._done: dict[str, Node] = {}
+        self._open: set[str] = set()
+        self._negator = Negator(self.node, self.lookup)
+
+    def root(self) -> Node:
+        return self.resolve("#")
+
+    def resolve(self, name: str) -> Node:
+        """The normal form of what a reference names."""
+        if name in self._done:
+            return self._done[name]
+        if name in self._open:
+            refuse(name.lstrip("#"), "the reference leads back to itself without a value in between.")
+        self._open.add(name)
+        try:
+            node = self.node(self.lookup(name, name), name.lstrip("#"))
+            if isinstance(node, Ref):
+                node = self.resolve(node.name)
+        finally:
+            self._open.discard(name)
+        self._done[name] = node
+        return node
+
+    def lookup(self, name: str, where: str) -> Any:
+        """The raw schema of a reference into this document."""
+        if not name.startswith("#"):
+            cannot(where, f"the reference '{name}' to another document")
+        fragment = unquote(name[1:])
+        if fragment and not fragment.startswith("/"):
+            return self._anchor(fragment, where)
+        place = self._document
+        for part in fragment.split("/")[1:]:
+            key = part.replace("~1", "/").replace("~0", "~")
+            if isinstance(place, dict) and key in place:
+                place = place[key]
+            elif isinstance(place, list) and key.isdecimal() and int(key) < len(place):
+                place = place[int(key)]
+            else:
+                refuse(where, f"the reference '{name}' points at nothing.")
+        return place
+
+    def _anchor(self, fragment: str, where: str) -> Any:
+        stack = [self._document]
+        while stack:
+            place = stack.pop()
+            if isinstance(place, dict):
+                if place.get("$anchor") == fragment:
+                    return place
+                stack += place.values()
+            elif isinstance(place, list):
+                stack += place
+        return refuse(where, f"the anchor '#{fragment}' is not defined.")
+
+    def node(self, schema: Any, where: str) -> Node:
+        """The normal form of one schema. Raises InvalidRequest."""
+        if isinstance(schema, bool):
+            return Anything() if schema else Never()
+        if not isinstance(schema, dict):
+            refuse(where, "a schema must be an object or a boolean.")
+        for keyword, what in _REFUSED.items():
+            if keyword in schema:
+                cannot(f"{where}/{keyword}", what)
+        if "$id" in schema and where:
+            cannot(f"{where}/$id", "a schema document inside another")
+        try:
+            return self._merge(schema, where)
+        except TooComplex as error:
+            refuse(where, f"{error}.")
+
+    def _merge(self, schema: Mapping[str, Any], where: str) -> Node:
+        parts: list[Node] = []
+        if "$ref" in schema:
+            parts.append(self._reference(schema["$ref"], f"{where}/$ref"))
+        parts.append(self._typed(schema, where))
+        for keyword in ("enum", "const"):
+            if keyword in schema:
+                parts.append(kw.literal(schema, keyword, where))
+        for keyword, combine in _COMBINATORS.items():
+            if keyword in schema:
+                parts.append(combine(self, schema[keyword], f"{where}/{keyword}"))
+        if "if" in schema:
+            parts.append(self._conditional(schema, where))
+        node = conj_all(parts, self.resolve)
+        if "oneOf" in schema:
+            node = self._one_of(schema["oneOf"], node, f"{where}/oneOf")
+        return self._close(node, schema, where)
+
+    def _reference(self, name: Any, where: str) -> Node:
+        if not isinstance(name, str):
+            refuse(where, "a reference must be a string.")
+        self.lookup(name, where)
+        return Ref(name)
+
+    def _typed(self, schema: Mapping[str, Any], where: str) -> Node:
+        """The union over the allowed types, each with its keywords."""
+        names = kw.type_names(schema, where)
+        if names is None:
+            if not kw.TYPED.intersection(schema):
+                return Anything()
+            names = ["null", "boolean", "number", "string", "array", "object"]
+        return union(self._of_type(name, schema, where) for name in names)
+
+    def _of_type(self, name: str, schema: Mapping[str, Any], where: str) -> Node:
+        match name:
+            case "integer" | "number":
+                return kw.number(schema, where, integer=name == "integer")
+            case "string":
+                return kw.string(schema, where)
+            case "array":
+                return kw.array(schema, where, self.node)
+            case "object":
+                return kw.object_(schema, where, self.node)
+        return TYPES[name]
+
+    def _all_of(self, value: Any, where: str) -> Node:
+        return conj_all(self._branches(value, where), self.resolve)
+
+    def _any_of(self, value: Any, where: str) -> Node:
+        return union(self._branches(value, where))
+
+    def _branches(self, value: Any, where: str) -> list[Node]:
+        return [self.node(s, f"{where}/{i}") for i, s in enumerate(kw.schema_list(value, where))]
+
+    def _not(self, value: Any, where: str) -> Node:
+        return self._negator.negate(value, where)
+
+    def _one_of(self, value: Any, base: Node, where: str) -> Node:
+        """Exactly one: a plain union where no value fits two branches, else each branch without the others."""
+        branches = [conj(base, branch, self.resolve) for branch in self._branches(value, where)]
+        if all(disjoint(a, b, self.resolve) for a, b in combinations(branches, 2)):
+            return union(branches)
+        closed = [self._closed(branch, listed_only=True) for branch in branches]
+        if all(disjoint(a, b, self.resolve) for (a, _), (_, b) in permutations(zip(branches, closed, strict=True), 2)):
+            return union(closed)
+        alone: list[Node] = []
+        for i, branch in enumerate(branches):
+            others = [self._negator.negate(s, f"{where}/{j}") for j, s in enumerate(value) if j != i]
+            alone.append(conj_all([branch, *others], self.resolve))
+        return union(alone)
+
+    def _conditional(self, schema: Mapping[str, Any], where: str) -> Node:
+        condition = self.node(schema["if"], f"{where}/if")
+        branches: list[Node] = []
+        if schema.get("then", True) is not False:
+            branches.append(conj(condition, self.node(schema.get("then", True), f"{where}/then"), self.resolve))
+        otherwise = self._negator.negate(schema["if"], f"{where}/if")
+        branches.append(conj(otherwise, self.node(schema.get("else", True), f"{where}/else"), self.resolve))
+        return union(branches)
+
+    def _dependencies(self, value: Any, where: str) -> Node:
+        """Draft 7: a list of keys or a schema for each key."""
+        kw.check(isinstance(value, dict), where, "must be an object")
+        lists = {k: v for k, v in value.items() if isinstance(v, list)}
+        schemas = {k: v for k, v in value.items() if not isinstance(v, list)}
+        return conj(self._dependent_required(lists, where), self._dependent_schemas(schemas, where), self.resolve)
+
+    def _dependent_required(self, value: Any, where: str) -> Node:
+        kw.check(isinstance(value, dict), where, "must be an object")
+        needs = {k: Object(required=kw.key_set(v, f"{where}/{kw.escape(k)}")) for k, v in value.items()}
+        return self._dependent(needs)
+
+    def _dependent_schemas(self, value: Any, where: str) -> Node:
+        kw.check(isinstance(value, dict), where, "must be an object")
+        return self._dependent({k: self.node(v, f"{where}/{kw.escape(k)}") for k, v in value.items()})
+
+    def _dependent(self, needs: Mapping[str, Node]) -> Node:
+        others = [t for t in EVERY_TYPE if not isinstance(t, Object)]
+        result: Node = Anything()
+        for key, node in needs.items():
+            absent = Object(props={key: Never()})
+            result = conj(result, union([absent, conj(Object(), node, self.resolve), *others]), self.resolve)
+        return result
+
+    def _close(self, node: Node, schema: Mapping[str, Any], where: str) -> Node:
+        """`unevaluatedProperties: false` and `unevaluatedItems: false`, now that siblings are merged."""
+        for keyword in ("unevaluatedProperties", "unevaluatedItems"):
+            value = schema.get(keyword, True)
+            if value is not True and value is not False:
+                cannot(f"{where}/{keyword}", f"{keyword} with a schema")
+            if value is False:
+                node = self._closed(node) if keyword == "unevaluatedProperties" else self._closed_arrays(node)
+        return node
+
+    def _closed(self, node: Node, *, listed_only: bool = False) -> Node:
+        """Objects that say nothing of other keys take none. `listed_only`: leave those without any key alone."""
+        match node:
+            case Ref(name):
+                return self._closed(self.resolve(name), listed_only=listed_only)
+            case Union(nodes):
+                return union(self._closed(n, listed_only=listed_only) for n in nodes)
+            case Object(open=True) if node.props or node.patterns or not listed_only:
+                return replace(node, additional=Never(), open=False)
+        return node
+
+    def _closed_arrays(self, node: Node) -> Node:
+        match node:
+            case Ref(name):
+                return self._closed_arrays(self.resolve(name))
+            case Union(nodes):
+                return union(self._closed_arrays(n) for n in nodes)
+            case Array(items=Anything()):
+                return replace(node, items=Never())
+        return node
+
+
+_COMBINATORS: dict[str, Callable[[Normaliser, Any, str], Node]] = {
+    "allOf": Normaliser._all_of,
+    "anyOf": Normaliser._any_of,
+    "not": Normaliser._not,
+    "dependencies": Normaliser._dependencies,
+    "dependentRequired": Normaliser._dependent_required,
+    "dependentSchemas": Normaliser._dependent_schemas,
+}
+
+
+def implied(node: Node) -> Node:
+    """Drop the types a schema without `type` leaves wholly free: `{"properties": ...}` is meant to be an object."""
+    if not isinstance(node, Union):
+        return node
+    free = [n for n in node.nodes if n in EVERY_TYPE]
+    kept = [n for n in node.nodes if n not in EVERY_TYPE]
+    typed = {type(n) for n in kept if not isinstance(n, Literal)}
+    missing = {type(t) for t in EVERY_TYPE if t not in free and not isinstance(t, Literal)}
+    return union(kept) if len(free) >= len(EVERY_TYPE) - 1 and typed and typed == missing else node
