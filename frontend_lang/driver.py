@@ -201,8 +201,6 @@ class Driver:
                         part.finish = piece.finish
                         await self._finish_part(part, usage)
                         at = piece.segment + 1
-                    if usage is not None:
-                        break
         except BaseException:
             self._requeue(parts[at:])
             raise
@@ -238,7 +236,8 @@ class Driver:
             return kept, ""
         if isinstance(finish.matched, str):
             stop = finish.matched.encode()
-            bytes_of = [backend.token_bytes(token) for token in kept]
+            hidden = set(backend.specials.values())  # stops are matched on what is shown
+            bytes_of = [b"" if token in hidden else backend.token_bytes(token) for token in kept]
             at = b"".join(bytes_of).find(stop)
             return cut(kept, bytes_of, at) if at >= 0 else (kept, "")
         if kept and (kept[-1] == finish.matched or kept[-1] in backend.stop_ids):

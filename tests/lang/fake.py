@@ -149,7 +149,10 @@ class FakeBackend:
             self.seen.append(tuple(ids[:-1]) if out else tuple(ids))  # nobody has read the last token yet
             last = index == len(stages) - 1 or not whole
             usage = Usage(
-                prompt_tokens=n_prompt, completion_tokens=n_out, cached_tokens=cached, prefilled_tokens=n_prompt - cached
+                prompt_tokens=n_prompt,
+                completion_tokens=n_out,
+                cached_tokens=cached,
+                prefilled_tokens=n_prompt - cached,
             )
             text = self._shown(out, params, finish)
             self.generated.append(text)

@@ -14,7 +14,9 @@ from frontend_lang.context import Context
 from frontend_lang.ir import Text
 from tests.lang.fake import FakeBackend
 
-WORDS = st.sampled_from(["the", " the", " cat", "s", "ing", " YES", "A:", " ", "  ", "\n", "\n\n", "é", "42", " 7", "'s", ","])
+WORDS = st.sampled_from(
+    ["the", " the", " cat", "s", "ing", " YES", "A:", " ", "  ", "\n", "\n\n", "é", "42", " 7", "'s", ","]
+)
 TEXTS = st.lists(st.one_of(WORDS, st.text("abcd eT\n.é1", max_size=90)), min_size=1, max_size=8)
 
 
