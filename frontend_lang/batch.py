@@ -8,6 +8,28 @@ from collections.abc import Awaitable, Callable
 from contextlib import nullcontext
 from typing import Any
 
+from frontend_lang.record import Event, Record, Totals, add
+
+
+class Batch(list[Any]):
+    """The results of a batch, in the items' order. `totals` adds them up, with what was prefetched for all."""
+
+    def __init__(self, results: list[Any], shared: Event | None, messages: int, wall_s: float) -> None:
+        super().__init__(results)
+        self._shared = shared
+        self._messages = messages
+        self._wall_s = wall_s
+
+    @property
+    def records(self) -> list[Record]:
+        """The records of the items that did not fail."""
+        return [result.record for result in self if hasattr(result, "record")]
+
+    @property
+    def totals(self) -> Totals:
+        """What the batch cost. `optimum` counts sharing inside each run and of the prefetched beginning."""
+        return add(self.records, self._shared, self._messages, self._wall_s)
+
 
 async def run_items(
     one: Callable[[int], Awaitable[Any]], n: int, *, limit: int, label: str, progress: bool, raising: bool

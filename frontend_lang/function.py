@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import time
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, Concatenate, Generic, Literal, ParamSpec, TypeVar
 
+from frontend_lang.batch import Batch
 from frontend_lang.errors import InvalidPiece, NotReady
 from frontend_lang.ir import Call
 from frontend_lang.record import Record, Totals
@@ -80,7 +82,7 @@ class Program(Generic[P, R]):
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Call:
         self._check(args, kwargs)
-        return Call(self, {"*": args, **kwargs} if args else kwargs)
+        return Call(self, args, kwargs)
 
     def __repr__(self) -> str:
         return f"Program({self.name!r})"
@@ -161,7 +163,7 @@ class Program(Generic[P, R]):
         threads: int = MAX_THREADS,
         progress: bool = True,
         on_error: Literal["raise", "return"] = "raise",
-    ) -> list[Any]:
+    ) -> Batch:
         """Run once for every item (a mapping of arguments, a tuple of them, or the only one), side by side.
 
         The constant beginning of the program is prefilled once, before any item needs it. Plain functions run in at
@@ -192,24 +194,25 @@ class Program(Generic[P, R]):
         threads: int = MAX_THREADS,
         progress: bool = True,
         on_error: Literal["raise", "return"] = "raise",
-    ) -> list[Any]:
+    ) -> Batch:
         """`run_batch` for async code."""
         from frontend_lang.batch import run_items
+        from frontend_lang.compiler import prefetch
 
         calls = [self._item(item) for item in items]
         for args, kwargs in calls:
             self._check(args, kwargs)
         prepared = prepare(target)
         batcher = Batcher(prepared.backend)
-        if len(calls) > 1:
-            await self.prefetch(prepared, expected_fanout=len(calls))
+        began = time.monotonic()
+        shared = (await prefetch(self, prepared, calls, batcher))[1] if len(calls) > 1 else None
 
         async def one(index: int) -> Any:
             args, kwargs = calls[index]
             return await self._arun(prepared, batcher, args, kwargs, temperature, seed + index, deadline)
 
         plain = not inspect.iscoroutinefunction(self.fn)
-        return await run_items(
+        results = await run_items(
             one,
             len(calls),
             limit=threads if plain else 0,
@@ -217,12 +220,22 @@ class Program(Generic[P, R]):
             progress=progress,
             raising=on_error == "raise",
         )
+        return Batch(results, shared, batcher.n_messages, time.monotonic() - began)
 
-    async def prefetch(self, target: Any, *, expected_fanout: int = 0) -> int:
-        """Have the program's constant beginning computed and cached. Returns its length in tokens."""
+    def prefetch(self, target: Any) -> int:
+        """Have the program's constant beginning computed and cached, before arguments are there.
+
+        Returns its length in tokens.
+        """
+        _refuse_loop("prefetch", "aprefetch")
+        with LoopThread() as loop:
+            return asyncio.run_coroutine_threadsafe(self.aprefetch(target), loop).result()
+
+    async def aprefetch(self, target: Any) -> int:
+        """`prefetch` for async code."""
         from frontend_lang.compiler import prefetch
 
-        return await prefetch(self, prepare(target), expected_fanout)
+        return (await prefetch(self, prepare(target)))[0]
 
     def explain(self, target: Any = None, /, *args: Any, **kwargs: Any) -> str:
         """The compiled program as text: what is constant, what is generated, what is shared; with token counts."""

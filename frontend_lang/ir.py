@@ -79,7 +79,8 @@ class Call:
     """A sub-program to run on the state it is added to."""
 
     program: Any
-    args: Mapping[str, Any]
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)

@@ -73,21 +73,10 @@ class Record:
     branches: dict[str, tuple[str | None, Sequence[Span]]] = field(default_factory=dict)  # name -> (parent, story)
     messages: int = 0
     wall_s: float = 0.0
+    began: float = 0.0  # monotonic seconds
 
     def totals(self) -> Totals:
-        usages = [event.usage for event in self.events]
-        return Totals(
-            requests=len(self.events),
-            messages=self.messages,
-            prompt=sum(usage.prompt_tokens for usage in usages),
-            prefilled=sum(usage.prefilled_tokens for usage in usages),
-            reused=sum(usage.cached_tokens for usage in usages),
-            copied=sum(usage.copied_tokens for usage in usages),
-            generated=sum(usage.completion_tokens for usage in usages),
-            forced=sum(usage.forced_tokens for usage in usages),
-            optimum=optimum(self.events),
-            wall_s=self.wall_s,
-        )
+        return add([self], None, self.messages, self.wall_s)
 
     def as_dict(self) -> dict[str, Any]:
         """Plain data, ready for JSON."""
@@ -129,15 +118,34 @@ class Record:
         }
 
 
+def add(records: Sequence[Record], shared: Event | None, messages: int, wall_s: float) -> Totals:
+    """The totals of runs side by side on one cache, and of what was prefetched for all of them."""
+    timed = [(record.began + event.start_s, event) for record in records for event in record.events]
+    events = ([shared] if shared else []) + [event for _, event in sorted(timed, key=lambda pair: pair[0])]
+    usages = [event.usage for event in events]
+    return Totals(
+        requests=len(events),
+        messages=messages,
+        prompt=sum(usage.prompt_tokens for usage in usages),
+        prefilled=sum(usage.prefilled_tokens for usage in usages),
+        reused=sum(usage.cached_tokens for usage in usages),
+        copied=sum(usage.copied_tokens for usage in usages),
+        generated=sum(usage.completion_tokens for usage in usages),
+        forced=sum(usage.forced_tokens for usage in usages),
+        optimum=optimum(events),
+        wall_s=wall_s,
+    )
+
+
 def optimum(events: Sequence[Event]) -> int:
     """Tokens that could have been reused: each prompt's longest prefix seen before it, at most `reusable`.
 
-    Requests that ran side by side share too, as the runtime plans a prefix once for all of a message. A
-    request's last sampled token has no KV: nothing read it.
+    `events` in the order they began. Requests that ran side by side share too, as the runtime plans a prefix once
+    for all of a message. A request's last sampled token has no KV: nothing read it.
     """
     seen: list[Ids] = []
     total = 0
-    for event in sorted(events, key=lambda event: event.start_s):
+    for event in events:
         best = max((common_prefix(event.prompt, other) for other in seen), default=0)
         total += max(0, min(best, event.reusable))
         seen.append(np.concatenate([event.prompt, event.output[:-1]]))

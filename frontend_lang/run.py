@@ -49,7 +49,7 @@ class Run:
         self.fork_spans: dict[str, int] = {}
         self.record = Record(name, self.id, prepared.backend.name)
         self.states: list[State] = []
-        self._began = time.monotonic()
+        self._began = self.record.began = time.monotonic()
         self._dirty: deque[State] = deque()
         self._nudged = False
         self._error: BaseException | None = None
@@ -129,8 +129,7 @@ class Run:
         function = call.program.fn
         if inspect.iscoroutinefunction(function) and not self.on_loop():
             raise InvalidPiece(f"{call.program.name!r} is async: a plain program cannot call it.", state._here())
-        args = dict(call.args)
-        return function(state, *args.pop("*", ()), **args)
+        return function(state, *call.args, **call.kwargs)
 
     # ---- the whole run ------------------------------------------------------------------------------------
 
