@@ -91,6 +91,7 @@ def _counts(cache: PrefixCache) -> Iterable[str]:
         "n_nodes": len(nodes),
         "n_pages": sum(n.n_pages for n in nodes),
         "n_pinned": sum(n.n_pages for n in nodes if n.pins),
+        "n_hit": sum(n.n_pages for n in nodes if n.hits),
     }
     for name, value in found.items():
         if getattr(tree, name) != value:

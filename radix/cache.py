@@ -99,14 +99,14 @@ class PrefixCache:
     def _descend(self, lease: Lease, data: bytes) -> None:
         """Move the lease down to where `data` leads, and take the tail there."""
         spot = self.tree.locate(lease.node, data)
-        self._move(lease, self._border(spot), spot.n_bytes // TOKEN_BYTES, hit=1)
+        self._move(lease, self._border(spot), spot.n_bytes // TOKEN_BYTES, hit=True)
         if spot.source is None:
             return
         leaf = spot.source
         adopted = leaf.appender is None and leaf.n_tokens == spot.r and self.tree.is_tail(leaf)
         if adopted:
             leaf.appender, lease.leaf = lease, leaf
-            self.tree.pin(leaf, lease.node, self.now, lease.program, hit=1)
+            self.tree.pin(leaf, lease.node, self.now, lease.program, hit=True)
         else:
             self.sources.append(leaf)
             self.tree.pin(leaf, None, self.now)
@@ -118,7 +118,7 @@ class PrefixCache:
             return spot.node
         return self.tree.split(spot.node, spot.n_edge)
 
-    def _move(self, lease: Lease, node: Node, n_tokens: int, hit: int = 0) -> None:
+    def _move(self, lease: Lease, node: Node, n_tokens: int, hit: bool = False) -> None:
         self.tree.pin(node, lease.node, self.now, lease.program, hit)
         lease.node = node
         lease.n_tokens += n_tokens

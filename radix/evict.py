@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterator, Mapping
-from itertools import count
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain, count
 from typing import Any, Protocol
 
 from radix.hints import NEVER, retain_level
 from radix.tree import Namespace, Node, RadixTree
 
 Score = tuple[Any, ...]
+MAX_SEGMENTS = 2
 SLACK = 64  # entries a heap may hold beyond twice the tree's nodes before it is swept
 RETURN_HINTS = frozenset({"expect_return_s", "final"})
 RETAIN_HINTS = frozenset({"retain"})
@@ -20,11 +21,20 @@ class EvictionPolicy(Protocol):
     """Scores leaves; the lowest goes first. The tail of the lowest leaf is trimmed, page by page.
 
     A score may rise unannounced as time passes or a leaf is used. It may fall only when the cache offers the
-    leaf again (a hint came) or at the time that `falls_at` told.
+    leaf again (a hint came) or at the time that `falls_at` told. Leaves may be kept in up to MAX_SEGMENTS
+    segments, each with its own order; a leaf's segment may change whenever it is used.
     """
 
     name: str
     honours: frozenset[str]  # the hints that change its scores
+
+    def segment(self, node: Node) -> int:
+        """Which segment the leaf is in, from 0."""
+        ...
+
+    def first(self, tree: RadixTree) -> Sequence[int]:
+        """The segments, in the order in which to look for a victim now."""
+        ...
 
     def score(self, node: Node, now: float) -> Score: ...
 
@@ -38,6 +48,12 @@ class Lru:
 
     name = "lru"
     honours: frozenset[str] = frozenset()
+
+    def segment(self, node: Node) -> int:
+        return 0
+
+    def first(self, tree: RadixTree) -> Sequence[int]:
+        return (0,)
 
     def score(self, node: Node, now: float) -> Score:
         return (node.last_used,)
@@ -56,20 +72,22 @@ class Lfu(Lru):
 
 
 class Slru(Lru):
-    """Segmented LRU: what was hit once outlives what never was, by `protected` of the pool's turnover.
+    """Segmented LRU: pages never hit go first, as long as those that were take no more than their share.
 
-    Time is counted in pages cached since the start, the unit in which a pool ages: a hit page is treated as if
-    it had been used `protected * n_pages` pages later than it was. So one pass of unshared prompts cannot flush
-    the shared ones, and these cannot squat for ever.
+    A flood of prompts that nobody shares cannot flush the shared ones, and these cannot squat: beyond
+    `protected` of the pool the least recently used of them goes.
     """
 
     name = "slru"
 
-    def __init__(self, n_pages: int, protected: float = 0.8) -> None:
-        self.window = int(protected * n_pages)
+    def __init__(self, n_pages: int, protected: float = 1 / 3) -> None:
+        self.quota = int(protected * n_pages)
 
-    def score(self, node: Node, now: float) -> Score:
-        return (node.stamp + self.window if node.hits else node.stamp, node.last_used)
+    def segment(self, node: Node) -> int:
+        return 1 if node.hits else 0
+
+    def first(self, tree: RadixTree) -> Sequence[int]:
+        return (1, 0) if tree.n_hit > self.quota else (0, 1)
 
 
 class Priority(Lru):
@@ -124,7 +142,7 @@ class EvictionHeap:
     from when eviction meets them until the namespace grows. `now` is the time of the plan.
     """
 
-    __slots__ = ("_entries", "_tick", "_timers", "_tree", "floors", "now", "parked", "policy")
+    __slots__ = ("_segments", "_tick", "_timers", "_tree", "floors", "now", "parked", "policy")
 
     def __init__(self, tree: RadixTree, policy: EvictionPolicy, floors: Mapping[Namespace, int] | None = None) -> None:
         self.policy = policy
@@ -132,7 +150,7 @@ class EvictionHeap:
         self.parked: dict[Namespace, set[Node]] = {}
         self.now = 0.0
         self._tree = tree
-        self._entries: list[tuple[Score, int, Node]] = []
+        self._segments: list[list[tuple[Score, int, Node]]] = [[] for _ in range(MAX_SEGMENTS)]
         self._timers: list[tuple[float, int, Node]] = []  # when a score falls by itself
         self._tick = count()
 
@@ -152,8 +170,16 @@ class EvictionHeap:
 
     def pop(self) -> Node | None:
         """The coldest evictable leaf, no longer in the heap; None when there is none."""
-        while self._entries:
-            entry = heapq.heappop(self._entries)
+        for segment in self.policy.first(self._tree):
+            leaf = self._pop(segment)
+            if leaf is not None:
+                return leaf
+        return None
+
+    def _pop(self, segment: int) -> Node | None:
+        entries = self._segments[segment]
+        while entries:
+            entry = heapq.heappop(entries)
             node = entry[2]
             if node.entry is not entry:
                 continue
@@ -161,7 +187,7 @@ class EvictionHeap:
             if not node.evictable:
                 continue
             score = self.policy.score(node, self.now)
-            if score > entry[0]:
+            if score > entry[0] or self.policy.segment(node) != segment:
                 self._push(score, node)
                 continue
             return node
@@ -186,26 +212,27 @@ class EvictionHeap:
 
     def covered(self) -> Iterator[tuple[Node, Score | None]]:
         """Every node that eviction can reach, with its entry's score (None: parked); for the audit."""
-        yield from ((entry[2], entry[0]) for entry in self._entries if entry[2].entry is entry)
+        yield from ((e[2], e[0]) for e in chain.from_iterable(self._segments) if e[2].entry is e)
         yield from ((leaf, None) for leaves in self.parked.values() for leaf in leaves)
 
     def __len__(self) -> int:
-        return len(self._entries)
+        return sum(map(len, self._segments))
 
     def _push(self, score: Score, node: Node) -> None:
-        if len(self._entries) > 2 * self._tree.n_nodes + SLACK:
+        if len(self) > 2 * self._tree.n_nodes + SLACK:
             self._sweep()
         entry = (score, next(self._tick), node)
         node.entry = entry
-        heapq.heappush(self._entries, entry)
+        heapq.heappush(self._segments[self.policy.segment(node)], entry)
         falls = self.policy.falls_at(node, self.now)
         if falls is not None:
             heapq.heappush(self._timers, (falls, next(self._tick), node))
 
     def _sweep(self) -> None:
         """Drop superseded entries. At least half are, so each push pays for its own removal once."""
-        self._entries = [entry for entry in self._entries if entry[2].entry is entry]
-        heapq.heapify(self._entries)
+        for entries in self._segments:
+            entries[:] = [entry for entry in entries if entry[2].entry is entry]
+            heapq.heapify(entries)
 
 
 def make_policy(policy: str | EvictionPolicy, n_pages: int) -> EvictionPolicy:

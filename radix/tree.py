@@ -52,7 +52,6 @@ class Node:
         "retain_level",
         "retain_until",
         "root",
-        "stamp",
     )
 
     def __init__(self, parent: Node | None, data: bytes, pages: Ids) -> None:
@@ -64,7 +63,6 @@ class Node:
         self.pins = 0
         self.hits = 0
         self.last_used = 0.0  # seconds
-        self.stamp = 0  # pages cached, ever, when it was last used
         self.program: object = None  # who uses it: one program, or SHARED
         self.back_at: float | None = None  # when that program is expected back, if it said so
         self.retain_until, self.retain_level = 0.0, 0
@@ -129,7 +127,7 @@ def common_tokens(a: bytes, b: bytes) -> int:
 class RadixTree:
     """Nodes of every namespace, and the counts of pages they hold and pin. Knows nothing of eviction or owners."""
 
-    __slots__ = ("n_attached", "n_nodes", "n_pages", "n_pinned", "page_bytes", "page_size", "roots")
+    __slots__ = ("n_hit", "n_nodes", "n_pages", "n_pinned", "page_bytes", "page_size", "roots")
 
     def __init__(self, page_size: int) -> None:
         self.page_size = page_size
@@ -138,7 +136,7 @@ class RadixTree:
         self.n_nodes = 0  # roots not counted
         self.n_pages = 0
         self.n_pinned = 0  # pages in pinned nodes
-        self.n_attached = 0  # pages ever given to the tree
+        self.n_hit = 0  # pages in nodes that were hit since they were cached
 
     # -- looking: never writes ---------------------------------------------------------------------------------
 
@@ -244,7 +242,6 @@ class RadixTree:
         node = Node(parent, data, np.array(pages, dtype=np.int32))
         self._link(node)
         self.n_nodes += 1
-        self.n_attached += node.n_pages
         self._count(node, node.n_pages)
         return node
 
@@ -254,7 +251,6 @@ class RadixTree:
         assert len(node.data) % self.page_bytes == 0
         node.data += data
         node.pages = np.concatenate((node.pages, pages))
-        self.n_attached += len(pages)
         self._count(node, len(pages))
 
     def rewrite(self, leaf: Node, data: bytes) -> None:
@@ -276,7 +272,7 @@ class RadixTree:
         assert node.parent is not None
         cut = k * self.page_bytes
         upper = Node(node.parent, node.data[:cut], node.pages[:k])
-        upper.pins, upper.hits, upper.last_used, upper.stamp = node.pins, node.hits, node.last_used, node.stamp
+        upper.pins, upper.hits, upper.last_used = node.pins, node.hits, node.last_used
         upper.program, upper.back_at = node.program, node.back_at
         upper.retain_level, upper.retain_until = node.retain_level, node.retain_until
         upper.parent.children[self.key(node)] = upper  # type: ignore[union-attr]  # same key, same place in order
@@ -302,10 +298,11 @@ class RadixTree:
             node.pages = node.pages[:keep]
         return cut
 
-    def pin(self, node: Node, above: Node | None, now: float, program: object = None, hit: int = 0) -> None:
+    def pin(self, node: Node, above: Node | None, now: float, program: object = None, hit: bool = False) -> None:
         """Hold `node` and all from it up to (without) `above`; None: up to and with the root.
 
-        `program`: who uses these nodes from now on (None: nobody, they are only kept in place).
+        `program`: who uses these nodes from now on (None: nobody, they are only kept in place). `hit`: because
+        a prompt matched them.
         """
         at: Node | None = node
         while at is not None and at is not above:
@@ -314,13 +311,14 @@ class RadixTree:
             at.pins += 1
             if program is not None:
                 self.touch(at, program, now)
-                at.hits += hit
+            if hit:
+                self.n_hit += 0 if at.hits else len(at.pages)
+                at.hits += 1
             at = at.parent
 
     def touch(self, node: Node, program: object, now: float) -> None:
         """`program` uses the node now."""
         node.last_used = now
-        node.stamp = self.n_attached
         if node.program != program:
             node.program = program if node.program is None else SHARED
             node.back_at = None
@@ -346,6 +344,8 @@ class RadixTree:
         node.root.n_pages_below += delta
         if node.pins:
             self.n_pinned += delta
+        if node.hits:
+            self.n_hit += delta
 
     def _link(self, node: Node) -> None:
         assert node.parent is not None
