@@ -18,6 +18,7 @@ from runtime.models.config import ModelConfig, config_from_gguf
 from runtime.text.gguf_meta import GgufTensorInfo, read_gguf_header
 
 _FLOAT = {"F32", "F16", "BF16"}
+_BLOCKS_AT_ONCE = 8192  # blocks whose temporaries fit the cache
 _QUANTIZED = {"Q4_0", "Q4_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K"}
 
 _TOP = {
@@ -133,8 +134,21 @@ class GgufFile:
 
     def _values(self, stored: str) -> np.ndarray:
         tensor = self._find(stored)
-        values = gguf.dequantize(self._raw(tensor), tensor.type)
-        return values.astype(np.float32, copy=True).reshape(tensor.shape)
+        return dequantize(np.asarray(self._raw(tensor)), tensor.type).reshape(tensor.shape)
+
+
+def dequantize(data: np.ndarray, kind: gguf.GGMLQuantizationType) -> np.ndarray:
+    """uint8 `[..., bytes a row]` -> float32, through the gguf package, many rows at a time."""
+    if kind.name in ("F32", "F16"):
+        return data.view(np.float32 if kind.name == "F32" else np.float16).astype(np.float32)
+    block, block_bytes = gguf.GGML_QUANT_SIZES[kind]
+    blocks = data.reshape(-1, block_bytes)
+    values = np.empty((len(blocks), block), np.float32)
+    type_of_block = getattr(gguf.quants, kind.name)
+    for start in range(0, len(blocks), _BLOCKS_AT_ONCE):
+        part = slice(start, start + _BLOCKS_AT_ONCE)
+        values[part] = type_of_block.dequantize_blocks(blocks[part])
+    return values
 
 
 def deinterleave(rows: Tensor, n_heads: int) -> Tensor:
