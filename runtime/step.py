@@ -1,16 +1,18 @@
 """The step: what the scheduler hands the runner, and what comes back. numpy only, no torch.
 
-A StepPlan is immutable. Its index arrays are exactly FlashInfer's (int32): row i owns query tokens
-`qo_indptr[i]:qo_indptr[i+1]` and KV pages `kv_indices[kv_indptr[i]:kv_indptr[i+1]]`, the last of which
+A StepPlan is immutable (a msgspec struct, because one is built every step and a frozen dataclass of this
+size costs more to build than all its arrays). Its index arrays are exactly FlashInfer's (int32): row i owns
+query tokens `qo_indptr[i]:qo_indptr[i+1]` and KV pages `kv_indices[kv_indptr[i]:kv_indptr[i+1]]`, the last of which
 holds `last_page_len[i]` tokens *including* this step's. Query tokens are the last q_len of the kv_len.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Protocol
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -43,8 +45,7 @@ class Adjust:
     forced: int = NOT_FORCED
 
 
-@dataclass(frozen=True, slots=True)
-class StepPlan:
+class StepPlan(msgspec.Struct, frozen=True, eq=False):
     """One batch. Decode rows first, then prefill rows.
 
     Sampling: `sample_index[j]` is the flat query token whose logits give sample j; it belongs to batch row
@@ -91,8 +92,8 @@ class StepPlan:
     n_top: int = 0  # alternatives reported for every sample and score of this step
     adjust: tuple[Adjust, ...] = ()  # of samples that are not late
     # scoring
-    score_index: I32 = field(default_factory=lambda: np.zeros(0, np.int32))
-    score_target: I32 = field(default_factory=lambda: np.zeros(0, np.int32))
+    score_index: I32 = msgspec.field(default_factory=lambda: np.zeros(0, np.int32))
+    score_target: I32 = msgspec.field(default_factory=lambda: np.zeros(0, np.int32))
 
     @property
     def n_rows(self) -> int:

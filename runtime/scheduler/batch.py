@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -19,11 +20,11 @@ NO_I32: I32 = np.zeros(0, np.int32)
 NO_I64: I64 = np.zeros(0, np.int64)
 
 
-@dataclass(frozen=True, slots=True)
-class DecodeStep:
+class DecodeStep(msgspec.Struct, frozen=True, eq=False):
     """What changes each step for the decode rows."""
 
     kv: I32  # [rows] after this step
+    positions: I32
     token_ids: I32
     slots: I64
     last_page_len: I32
@@ -50,8 +51,7 @@ class Piece:
     recovering: bool = False  # recomputes what a retraction threw away
 
 
-@dataclass(frozen=True, slots=True)
-class Planned:
+class Planned(msgspec.Struct, frozen=True, eq=False):
     """A plan and what commit must know of it beyond the plan."""
 
     plan: StepPlan
@@ -61,6 +61,7 @@ class Planned:
     pieces: tuple[Piece, ...]
     sample_slots: I64  # [samples]
     sample_gens: I64
+    any_late: bool
 
 
 class Copies:
@@ -88,38 +89,43 @@ class Copies:
 
 
 def decode_plan(step: int, frame: Frame, decode: DecodeStep) -> StepPlan:
-    """A step of decode rows only: everything constant comes from the frame as it is."""
+    """A step of decode rows only: everything constant comes from the frame as it is.
+
+    Positional, in the order of StepPlan's fields: matching 27 names would cost more than the step's arithmetic.
+    """
     return StepPlan(
-        step=step,
-        rids=frame.rids,
-        attempts=frame.attempts,
-        table_row=frame.table_row,
-        qo_indptr=frame.qo_indptr,
-        kv_indptr=decode.kv_indptr,
-        kv_indices=decode.kv_indices,
-        last_page_len=decode.last_page_len,
-        kv_lens=decode.kv,
-        n_decode=frame.n,
-        token_ids=decode.token_ids,
-        token_row=frame.range,
-        positions=decode.kv - 1,
-        slots=decode.slots,
-        copy_src=NO_I64,
-        copy_dst=NO_I64,
-        share_indptr=frame.share_indptr,
-        share_n_pages=frame.share_n_pages,
-        sample_index=frame.range,
-        sample_row=frame.range,
-        temperature=frame.temperature,
-        top_k=frame.top_k,
-        top_p=frame.top_p,
-        min_p=frame.min_p,
-        seed=frame.seed,
-        counter=decode.kv.astype(np.int64),
-        late=frame.late,
-        want_logprob=frame.want_logprob,
-        n_top=frame.n_top,
-        adjust=decode.adjust,
+        step,
+        frame.rids,
+        frame.attempts,
+        frame.table_row,
+        frame.qo_indptr,
+        decode.kv_indptr,
+        decode.kv_indices,
+        decode.last_page_len,
+        decode.kv,  # kv_lens
+        frame.n,  # n_decode
+        decode.token_ids,
+        frame.range,  # token_row
+        decode.positions,
+        decode.slots,
+        NO_I64,  # copy_src
+        NO_I64,  # copy_dst
+        frame.share_indptr,
+        frame.share_n_pages,
+        frame.range,  # sample_index
+        frame.range,  # sample_row
+        frame.temperature,
+        frame.top_k,
+        frame.top_p,
+        frame.min_p,
+        frame.seed,
+        decode.kv.astype(np.int64),  # counter
+        frame.late,
+        frame.want_logprob,
+        frame.n_top,
+        decode.adjust,
+        NO_I32,  # score_index
+        NO_I32,  # score_target
     )
 
 
@@ -154,7 +160,7 @@ def mixed_plan(
         n_decode=n,
         token_ids=np.concatenate((decode.token_ids, *(p.tokens for p in pieces))),
         token_row=np.concatenate((frame.range, np.repeat(np.arange(n, n + len(pieces), dtype=np.int32), lens))),
-        positions=np.concatenate((decode.kv - 1, *(np.arange(p.start, p.end, dtype=np.int32) for p in pieces))),
+        positions=np.concatenate((decode.positions, *(np.arange(p.start, p.end, dtype=np.int32) for p in pieces))),
         slots=np.concatenate((decode.slots, *(_piece_slots(p, size) for p in pieces))),
         copy_src=src,
         copy_dst=dst,

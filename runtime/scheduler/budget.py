@@ -20,6 +20,7 @@ class StepTimeModel:
         self._xy = [0.0, 0.0, 0.0]
         self._coef: tuple[float, float, float] | None = None
         self.n_seen = 0
+        self.most_tokens = 0  # of any step observed
 
     def observe(self, n_tokens: int, kv_read: int, seconds: float) -> None:
         """A step of `n_tokens` query tokens that read `kv_read` tokens of KV took `seconds`."""
@@ -32,6 +33,7 @@ class StepTimeModel:
             self._xy[i] = FORGET * self._xy[i] + x[i] * seconds
         self._coef = None
         self.n_seen += 1
+        self.most_tokens = max(self.most_tokens, n_tokens)
 
     def predict(self, n_tokens: int, kv_read: int) -> float:
         """Seconds such a step would take; 0 before the first observation."""
@@ -99,9 +101,9 @@ def prefill_budget(
         return floor
     base = model.predict(n_decode, kv_read)
     per_token = model.coefficients()[1] * model.TOKENS
-    if per_token <= 0:
-        return min(room, max(floor, 2 * floor))
-    return max(floor, min(room, int((inflation - 1.0) * base / per_token)))
+    known = 2 * max(model.most_tokens, floor)  # never more than twice what has been seen: the model is linear
+    free = (inflation - 1.0) * base / per_token if per_token > 0 else known
+    return max(floor, int(min(room, known, free)))
 
 
 def water_fill(sizes: list[int], budget: int, cap: int) -> list[int]:

@@ -15,6 +15,7 @@ from runtime.scheduler.state import State
 from runtime.step import StepResult
 
 I64 = npt.NDArray[np.int64]
+PUBLISH_EVERY = 16  # steps between looks for decoded pages to publish
 PUBLISH_TOKENS = 64  # decoded tokens are given to the tree in runs of at least this many
 
 
@@ -27,34 +28,38 @@ class Committer:
 
     def commit(self, planned: Planned, result: StepResult) -> None:
         """Take in what `planned` computed. Rows whose generation is stale are dropped."""
-        self._move_cursors(planned)
-        if planned.pieces:
-            self._commit_pieces(planned, result)
+        state = self.state
+        live = state.rows.gen[planned.slots] == planned.gens
+        all_live = np.count_nonzero(live) == len(live)
+        self._move_cursors(planned, None if all_live else live)
+        if not planned.pieces:
+            if all_live and not state.rows.n_overrides:
+                self._commit_plain(planned, result)
+            else:
+                self._commit_samples(planned, result)
+            return
+        self._commit_pieces(planned, result)
         self._commit_samples(planned, result)
         self._end_without_sample(planned)
 
     # -- cursors ---------------------------------------------------------------------------------------------
 
-    def _move_cursors(self, planned: Planned) -> None:
-        """`done` follows `kv` for live rows; some request must get further than it ever was (see `_progress`)."""
+    def _move_cursors(self, planned: Planned, live: npt.NDArray[np.bool_] | None) -> None:
+        """`done` follows `kv` for live rows (None: all are). Some request must get further than ever before."""
         state, rows = self.state, self.state.rows
         slots, kv = planned.slots, planned.plan.kv_lens
-        live = rows.gen[slots] == planned.gens
-        if not live.all():
+        if live is not None:
             state.stats.rows_stale += int(len(live) - live.sum())
             slots, kv = slots[live], kv[live]
             if not len(slots):
                 return
-        high = rows.high[slots]
         rows.done[slots] = kv
-        rows.high[slots] = np.maximum(high, kv)
-        if not (kv > high).any():
+        if not np.count_nonzero(kv > rows.high[slots]):
             assert any(p.recovering for p in planned.pieces), "a step in which no request got further"
         if state.policy.bucketed:
             rows.service[slots] += 1
-        due = kv - rows.published[slots] >= max(PUBLISH_TOKENS, state.page_size)
-        if due.any():
-            for slot in slots[due].tolist():
+        if planned.plan.step % PUBLISH_EVERY == 0:
+            for slot in slots[kv - rows.published[slots] >= max(PUBLISH_TOKENS, state.page_size)].tolist():
                 self._publish(slot, planned.plan.step)
 
     def _publish(self, slot: int, step: int) -> None:
@@ -92,33 +97,45 @@ class Committer:
 
     # -- samples -----------------------------------------------------------------------------------------------
 
+    def _commit_plain(self, planned: Planned, result: StepResult) -> None:
+        """A decode step all of whose rows are live: the common case, with the frame's constants."""
+        frame, tokens = planned.frame, result.tokens
+        counter = planned.plan.counter
+        self._append(frame.slots, counter, tokens)
+        special = counter >= frame.drain_at
+        special |= self.state.is_eos[tokens] & frame.eos_stops
+        special |= frame.careful
+        self._say(planned, result, frame.slots, tokens, special, None)
+
     def _commit_samples(self, planned: Planned, result: StepResult) -> None:
+        """Any step: drop stale samples and those whose token was forced after they were launched."""
         state, rows, slots = self.state, self.state.rows, planned.sample_slots
-        tokens = result.tokens
         live = rows.gen[slots] == planned.sample_gens
-        live &= ~rows.override[slots]
-        rows.override[slots] = False
-        index = None
-        if not live.all():
-            index = np.flatnonzero(live)
-            slots, tokens = slots[index], tokens[index]
+        forced = live & rows.override[slots]
+        if forced.any():
+            for slot in slots[forced].tolist():
+                rows.clear_override(slot)
+            live &= ~forced
+        index = np.flatnonzero(live)
+        slots, tokens, counter = slots[index], result.tokens[index], planned.plan.counter[index]
         if not len(slots):
             return
-        failed = self._failed(planned, result, index)
-        at = rows.known[slots]
-        expect = planned.plan.counter if index is None else planned.plan.counter[index]
-        assert (at == expect).all(), "a sample came back for another position than its row is at"
-        rows.tokens[slots, at] = tokens
-        rows.known[slots] = at + 1
-        state.stats.generated += len(slots)
-        ends = at + 1 >= rows.limit[slots]
-        ends |= state.is_eos[tokens] & rows.eos_stops[slots]
-        special = rows.careful[slots] | ends
-        if failed:
-            special[list(failed)] = True
-        self._say(planned, result, slots, tokens, special, index, failed)
+        self._append(slots, counter, tokens)
+        special = counter + 1 >= rows.limit[slots]
+        special |= state.is_eos[tokens] & rows.eos_stops[slots]
+        special |= rows.careful[slots]
+        self._say(planned, result, slots, tokens, special, index)
 
-    def _failed(self, planned: Planned, result: StepResult, index: I64 | None) -> set[int]:
+    def _append(self, slots: I64, counter: I64, tokens: npt.NDArray[np.int32]) -> None:
+        """Each row's token becomes its next one."""
+        rows = self.state.rows
+        at = rows.known[slots]
+        assert np.count_nonzero(at == counter) == len(at), "a sample came back for another position than its row is at"
+        rows.flat_tokens[slots * rows.width + counter] = tokens
+        rows.known[slots] = counter + 1
+        self.state.stats.generated += len(slots)
+
+    def _failed(self, result: StepResult, index: I64 | None) -> set[int]:
         """Places among the live samples of those that could not be sampled."""
         if not result.failed:
             return set()
@@ -134,13 +151,15 @@ class Committer:
         tokens: npt.NDArray[np.int32],
         special: npt.NDArray[np.bool_],
         index: I64 | None,
-        failed: set[int],
     ) -> None:
-        """Outputs: plain rows in one go, the others one by one."""
+        """Outputs: plain rows in one go, the others one by one. `index`: the samples that slots stand for."""
         state, requests = self.state, self.state.rows.requests
+        failed = self._failed(result, index)
+        if failed:
+            special[list(failed)] = True
         plain = slots.tolist()
         said = tokens.tolist()
-        news = np.flatnonzero(special).tolist()
+        news = np.flatnonzero(special).tolist() if np.count_nonzero(special) else []
         todo = [(i, requests[plain[i]]) for i in news]
         if news:
             keep = np.flatnonzero(~special)

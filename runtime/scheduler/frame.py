@@ -9,6 +9,7 @@ import numpy.typing as npt
 
 from runtime.scheduler.rows import RowTable
 from runtime.scheduler.share import share_groups
+from runtime.step import FROM_TABLE
 
 I32 = npt.NDArray[np.int32]
 I64 = npt.NDArray[np.int64]
@@ -37,8 +38,11 @@ class Frame:
     n_top: int
     static_rows: tuple[int, ...]  # rows with adjustments known at plan time
     any_late: bool
-    careful: bool  # some row needs a look at commit
-    limit: I32
+    drain_at: I32  # KV length at which a row has nothing more to plan
+    ones: I32
+    unknown: I32  # FROM_TABLE for every row
+    eos_stops: npt.NDArray[np.bool_]
+    careful: npt.NDArray[np.bool_]  # rows that need a look at commit
 
     @property
     def n(self) -> int:
@@ -106,6 +110,9 @@ def build_frame(rows: RowTable, slots: list[int]) -> Frame:
         n_top=int(n_top.max()) if n else 0,
         static_rows=tuple(np.flatnonzero(rows.static[at] & ~late).tolist()),
         any_late=bool(late.any()),
-        careful=bool(rows.careful[at].any()),
-        limit=rows.limit[at],
+        drain_at=rows.limit[at] - 1,
+        ones=np.ones(n, np.int32),
+        unknown=np.full(n, FROM_TABLE, np.int32),
+        eos_stops=rows.eos_stops[at],
+        careful=rows.careful[at],
     )

@@ -19,6 +19,7 @@ from runtime.step import Pending, StepResult
 
 log = logging.getLogger("ramet.scheduler")
 LOGGED_FAILURES = 10
+OBSERVE_EVERY = 4  # decode-only steps are all alike: the step-time model looks at one in so many
 
 
 @dataclass(slots=True)
@@ -69,7 +70,7 @@ class Pipeline:
         now = state.clock()
         state.stats.launch_s.add(now - start)
         self._trace.span("launch", planned.plan.step, start, now)
-        self._flight.append(InFlight(planned, pending, now, bool(planned.plan.late.any())))
+        self._flight.append(InFlight(planned, pending, now, planned.any_late))
 
     def _sample_late(self, step: InFlight) -> None:
         state = self.state
@@ -133,7 +134,8 @@ class Pipeline:
             stats.device_idle_s.add(max(0.0, result.started - self._last_finished))
         self._last_finished = result.finished
         self._trace.device(plan, result)
-        self.state.model.observe(plan.n_tokens, int(plan.kv_lens.sum()), result.device_s)
+        if step.planned.pieces or plan.step % OBSERVE_EVERY == 0:
+            self.state.model.observe(plan.n_tokens, int(plan.kv_lens.sum()), result.device_s)
 
     # -- failure -------------------------------------------------------------------------------------------------
 

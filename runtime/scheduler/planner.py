@@ -27,7 +27,7 @@ from runtime.step import FROM_TABLE, Adjust
 
 I32 = npt.NDArray[np.int32]
 FLOOR_TOKENS = 64  # prefill tokens a step always carries, so prompts move while streams run
-NOTHING = DecodeStep(NO_I32, NO_I32, NO_I64, NO_I32, np.zeros(1, np.int32), NO_I32)
+NOTHING = DecodeStep(NO_I32, NO_I32, NO_I32, NO_I64, NO_I32, np.zeros(1, np.int32), NO_I32)
 
 
 class Planner:
@@ -36,7 +36,7 @@ class Planner:
     def __init__(self, state: State) -> None:
         self.state = state
         self._prefill = PrefillPlanner(state)
-        self._flat: tuple[Frame | None, int, I32, I32] = (None, -1, NO_I32, NO_I32)
+        self._last: tuple[Frame | None, int, DecodeStep] = (None, -1, NOTHING)
 
     def plan(self) -> Planned | None:
         """The next plan, None when nothing can run now. Retraction and preemption come first, before any row."""
@@ -47,8 +47,9 @@ class Planner:
         frame = state.decode.frame() if keep is None else state.decode.subset(keep)
         decode = self._decode(frame) if frame.n else NOTHING
         copies = Copies(state.page_size)
-        kv_read = int(decode.kv.sum()) if frame.n and (state.prefill or len(state.queue)) else 0
-        pieces = self._prefill.plan(self._budget(frame.n, kv_read), copies)
+        pieces: list[Piece] = []
+        if state.prefill or len(state.queue):
+            pieces = self._prefill.plan(self._budget(frame.n, int(decode.kv.sum())), copies)
         if not frame.n and not pieces:
             return None
         planned = self._assemble(frame, decode, pieces, copies)
@@ -86,6 +87,8 @@ class Planner:
         None: every row can go on. Else a mask of the rows that can; the others wait a step.
         """
         state = self.state
+        if not state.prefill and state.n_available >= len(state.decode):
+            return None
         short = self._short_rows()
         want = int(short.sum()) + self._oldest_prefill_need()
         if want <= state.n_available or make_room(state, want):
@@ -120,24 +123,67 @@ class Planner:
 
     def _decode(self, frame: Frame) -> DecodeStep:
         """One more token for every row of the frame."""
-        state, rows, size = self.state, self.state.rows, self.state.page_size
-        at = frame.slots
+        state, rows, at = self.state, self.state.rows, frame.slots
         before = rows.kv[at]
-        page_of, offset = np.divmod(before, size)
-        border = bool((offset == 0).any())
-        if border:
-            self._grow(at[page_of >= rows.n_pages[at]])
-        kv = before + np.int32(1)
-        indptr, indices = self._flat_pages(frame, page_of, border)
-        token_ids = np.where(before < rows.known[at], rows.tokens[at, before], np.int32(FROM_TABLE))
-        slots = rows.pages[at, page_of].astype(np.int64) * size + offset
-        adjust = self._static_adjusts(frame, kv) if frame.static_rows else ()
+        kv = before + frame.ones
+        step = self._same_pages(frame, before, kv) or self._new_pages(frame, before, kv)
         rows.kv[at] = kv
-        drained = kv + 1 >= frame.limit
-        if drained.any():
+        drained = kv >= frame.drain_at
+        if np.count_nonzero(drained):
             for slot in at[drained].tolist():
                 state.to_phase(rows.request(slot), Phase.DRAIN)
-        return DecodeStep(kv, token_ids, slots, offset + np.int32(1), indptr, indices, adjust)
+        self._last = (frame, state.pages_version, step)
+        return step
+
+    def _same_pages(self, frame: Frame, before: I32, kv: I32) -> DecodeStep | None:
+        """The last step moved on by one slot in every row; None if a row needs another page, or others ran."""
+        of, version, last = self._last
+        if of is not frame or version != self.state.pages_version:
+            return None
+        if np.count_nonzero(last.last_page_len == self.state.page_size):
+            return None
+        return DecodeStep(
+            kv,
+            before,
+            self._token_ids(frame, before),
+            last.slots + frame.ones,
+            last.last_page_len + frame.ones,
+            last.kv_indptr,
+            last.kv_indices,
+            self._static_adjusts(frame, kv) if frame.static_rows else (),
+        )
+
+    def _new_pages(self, frame: Frame, before: I32, kv: I32) -> DecodeStep:
+        """Work the page arrays out from the table, after giving a page to each row that stands at a border."""
+        rows, at, size = self.state.rows, frame.slots, self.state.page_size
+        page_of, offset = np.divmod(before, np.int32(size))
+        self._grow(at[page_of >= rows.n_pages[at]])
+        indptr = np.zeros(frame.n + 1, np.int32)
+        np.cumsum(page_of + 1, out=indptr[1:])
+        pages = rows.pages
+        tables = [pages[slot, :n] for slot, n in zip(at.tolist(), (page_of + 1).tolist(), strict=True)]
+        return DecodeStep(
+            kv=kv,
+            positions=before,
+            token_ids=self._token_ids(frame, before),
+            slots=pages[at, page_of].astype(np.int64) * size + offset,
+            last_page_len=offset + frame.ones,
+            kv_indptr=indptr,
+            kv_indices=np.concatenate(tables),
+            adjust=self._static_adjusts(frame, kv) if frame.static_rows else (),
+        )
+
+    def _token_ids(self, frame: Frame, before: I32) -> I32:
+        """The tokens to feed; FROM_TABLE where a step in flight is still to sample them."""
+        rows, at = self.state.rows, frame.slots
+        unknown = before >= rows.known[at]
+        n = np.count_nonzero(unknown)
+        if n == frame.n:
+            return frame.unknown
+        tokens: I32 = rows.tokens[at, before]
+        if n:
+            tokens[unknown] = FROM_TABLE
+        return tokens
 
     def _grow(self, slots: npt.NDArray[np.int64]) -> None:
         """One new page for each of `slots`."""
@@ -148,21 +194,6 @@ class Planner:
         assert pages is not None, "room was made for these rows"
         rows.pages[slots, rows.n_pages[slots]] = pages
         rows.n_pages[slots] += 1
-
-    def _flat_pages(self, frame: Frame, page_of: I32, border: bool) -> tuple[I32, I32]:
-        """kv_indptr and kv_indices of the frame; those of the last step where no row's pages have changed."""
-        state, rows = self.state, self.state.rows
-        if not border and self._flat[0] is frame and self._flat[1] == state.pages_version:
-            return self._flat[2], self._flat[3]
-        counts = page_of + 1
-        indptr = np.zeros(frame.n + 1, np.int32)
-        np.cumsum(counts, out=indptr[1:])
-        pages = rows.pages
-        indices = np.concatenate(
-            [pages[slot, :n] for slot, n in zip(frame.slots.tolist(), counts.tolist(), strict=True)]
-        )
-        self._flat = (frame, state.pages_version, indptr, indices)
-        return indptr, indices
 
     def _static_adjusts(self, frame: Frame, kv: I32) -> tuple[Adjust, ...]:
         """Bias and banned ends of rows that sample early."""
@@ -180,8 +211,10 @@ class Planner:
         state = self.state
         if not pieces:
             plan = decode_plan(state.step, frame, decode)
-            return Planned(plan, frame.slots, frame.gens, frame, (), frame.slots, frame.gens)
+            return Planned(plan, frame.slots, frame.gens, frame, (), frame.slots, frame.gens, frame.any_late)
         plan = mixed_plan(state.step, state.rows, frame, decode, pieces, copies)
         slots = np.concatenate((frame.slots, [p.slot for p in pieces]))
         gens = np.concatenate((frame.gens, [p.gen for p in pieces]))
-        return Planned(plan, slots, gens, frame, tuple(pieces), slots[plan.sample_row], gens[plan.sample_row])
+        late = bool(plan.late.any())
+        at = plan.sample_row
+        return Planned(plan, slots, gens, frame, tuple(pieces), slots[at], gens[at], late)

@@ -23,6 +23,7 @@ class RowTable:
         n = n_rows + 1
         self.n_rows, self.max_len, self.page_size = n_rows, max_len, page_size
         self.tokens = np.zeros((n, max_len + 1), np.int32)
+        self.flat_tokens, self.width = self.tokens.reshape(-1), max_len + 1  # one-dimensional indexing is faster
         self.pages = np.zeros((n, (max_len + page_size - 1) // page_size + 1), np.int32)
         self.requests: list[Request | None] = [None] * n
         self._free = list(range(n_rows, 0, -1))
@@ -35,12 +36,13 @@ class RowTable:
         self.known = np.zeros(n, np.int32)  # tokens the host knows
         self.kv = np.zeros(n, np.int32)  # KV planned
         self.done = np.zeros(n, np.int32)  # KV committed
-        self.high = np.zeros(n, np.int32)  # most KV ever committed, over all attempts
+        self.high = np.zeros(n, np.int32)  # most KV committed by earlier attempts and segments
         self.n_pages = np.zeros(n, np.int32)
         self.published = np.zeros(n, np.int32)  # tokens in the tree, whole pages
         self.limit = np.zeros(n, np.int32)  # tokens at which the segment ends by length
         self.gen_start = np.zeros(n, np.int32)
         self.override = np.zeros(n, np.bool_)  # the sample in flight was overridden: its token is known already
+        self.n_overrides = 0
         # sampling
         self.temperature = np.zeros(n, np.float32)
         self.top_k = np.zeros(n, np.int32)
@@ -95,7 +97,16 @@ class RowTable:
         self.gen[slot] = self._next_gen
         self._next_gen += 1
         self.attempt[slot] = request.attempt
-        self.override[slot] = False
+        self.clear_override(slot)
+
+    def set_override(self, slot: int) -> None:
+        self.override[slot] = True
+        self.n_overrides += 1
+
+    def clear_override(self, slot: int) -> None:
+        if self.override[slot]:
+            self.override[slot] = False
+            self.n_overrides -= 1
 
     def set_params(self, request: Request, seed: int) -> None:
         """Columns that follow from the current segment's parameters."""
@@ -120,11 +131,11 @@ class RowTable:
         slot = request.slot
         request.known = int(self.known[slot])
         request.tokens = self.tokens[slot, : request.known].copy()
-        request.high_water = max(request.high_water, int(self.high[slot]))
+        request.high_water = max(request.high_water, int(self.done[slot]))
         request.slot = 0
         self.requests[slot] = None
         self.gen[slot] = 0
-        self.override[slot] = False
+        self.clear_override(slot)
         self._free.append(slot)
 
     def row_tokens(self, slot: int) -> I32:

@@ -113,7 +113,8 @@ class Speaker:
         state.stats.forced += len(tokens)
         request.tally.forced += len(tokens)
         if verdict is None:
-            rows.override[slot] = sampling
+            if sampling:
+                rows.set_override(slot)
             state.to_phase(request, Phase.PREFILL)
         return verdict
 
@@ -175,3 +176,5 @@ class Speaker:
         rows.renew(request)
         rows.done[slot] = min(int(rows.done[slot]), most)
         rows.kv[slot] = rows.done[slot]
+        request.high_water = min(request.high_water, int(rows.done[slot]))
+        rows.high[slot] = request.high_water
