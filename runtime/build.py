@@ -44,5 +44,11 @@ def assemble(config: EngineConfig, runner: Runner, tokenizer: Any) -> Parts:
     """Parts around a loaded runner (or a fake one)."""
     from runtime.scheduler import Scheduler
 
-    scheduler = Scheduler(config, runner, token_bytes=tokenizer.token_bytes)
+    scheduler = Scheduler(
+        config,
+        runner,
+        token_bytes=tokenizer.token_bytes,
+        special_ids=tokenizer.special_ids,
+        eos_ids=sorted({*runner.spec.eos_ids, *tokenizer.eos_ids}),
+    )
     return Parts(config, runner, tokenizer, scheduler)

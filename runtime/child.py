@@ -92,7 +92,8 @@ def _serve(parts: Parts, link: ProcessEnd, died: threading.Event, parent: int) -
     next_beat = 0.0
     while not died.is_set() and os.getppid() == parent:
         if (now := time.monotonic()) >= next_beat:
-            link.send(Beat(turn=scheduler.last_turn, busy=scheduler.busy))
+            _, trouble = scheduler.health()
+            link.send(Beat(turn=scheduler.last_turn, busy=scheduler.busy, trouble=trouble))
             next_beat = now + BEAT_S
         message = link.receive(min(BEAT_S, max(0.001, next_beat - now)))
         if isinstance(message, Stop):

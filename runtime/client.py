@@ -187,7 +187,13 @@ class SchedulerLoop(Protocol):
     last_turn: float  # time.monotonic() of the loop's latest turn
 
     @property
-    def busy(self) -> bool: ...
+    def busy(self) -> bool:
+        """Live or waiting requests, or a step in flight."""
+        ...
+
+    def health(self) -> tuple[bool, str]:
+        """(ready, why not), as the loop itself sees it."""
+        ...
 
     def receive(self, msg: ToScheduler, sink: Callable[[FromScheduler], None]) -> None: ...
 
@@ -224,6 +230,9 @@ class LocalClient:
     def health(self) -> Health:
         if self._mail.dead is not None:
             return Health(False, False, self._mail.dead)
+        ready, why = self._scheduler.health()
+        if not ready:
+            return Health(True, False, why)
         return turn_health(self._scheduler.last_turn, self._scheduler.busy, self._stall_s)
 
     def close(self) -> None:

@@ -28,6 +28,7 @@ from runtime.text.chat import ChatRenderer
 
 T = TypeVar("T")
 DEFAULT_MAX_TOKENS = 128
+SETTLE_S = 5.0  # for calls that were failed by the end to notice it
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +96,7 @@ class Engine:
         atexit.unregister(self.close)
         self._client.close()
         self._parts.close()
-        self._loop.call_soon_threadsafe(self._loop.stop)
+        asyncio.run_coroutine_threadsafe(_end_loop(), self._loop)
         if threading.current_thread() is not self._thread:
             self._thread.join()
             self._loop.close()
@@ -265,6 +266,17 @@ async def _pump(stream: Stream, news: queue.SimpleQueue[Delta | BaseException | 
     finally:
         stream.close()
         news.put(end)
+
+
+async def _end_loop() -> None:
+    """Let every waiting call see its end, then stop the loop."""
+    loop = asyncio.get_running_loop()
+    others = asyncio.all_tasks() - {asyncio.current_task()}
+    if others:
+        _, late = await asyncio.wait(others, timeout=SETTLE_S)
+        for task in late:
+            task.cancel()
+    loop.call_soon(loop.stop)
 
 
 def _result(answer: Completion) -> GenerateResult:

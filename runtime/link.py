@@ -46,10 +46,14 @@ class Failed(msgspec.Struct, frozen=True, kw_only=True, tag="failed"):
 
 
 class Beat(msgspec.Struct, frozen=True, kw_only=True, tag="beat"):
-    """The process lives; its loop's latest turn was at `turn` (monotonic seconds of this host)."""
+    """The process lives; its loop's latest turn was at `turn` (monotonic seconds of this host).
+
+    `trouble`: why the loop itself says that it makes no progress.
+    """
 
     turn: float
     busy: bool
+    trouble: str = ""
 
 
 class Hello(msgspec.Struct, frozen=True, tag="hello"):

@@ -180,6 +180,8 @@ class IpcClient:
         silent = time.monotonic() - self._heard
         if silent > BEAT_LATE_S:
             return Health(True, False, f"The scheduler process has not answered for {silent:.0f} s.")
+        if self._beat.trouble:
+            return Health(True, False, self._beat.trouble)
         return turn_health(self._beat.turn, self._beat.busy, self._stall_s)
 
     def close(self) -> None:

@@ -55,6 +55,9 @@ class ToldScheduler:
     def aborted(self) -> list[str | None]:
         return [message.rid for message in self.got if isinstance(message, Abort)]
 
+    def health(self) -> tuple[bool, str]:
+        return True, ""
+
     def receive(self, msg: Any, sink: Callable[[FromScheduler], None]) -> None:
         self.got.append(msg)
         for item in msg.items if isinstance(msg, SubmitMany) else (msg,):
@@ -107,6 +110,9 @@ class EchoScheduler:
     @property
     def busy(self) -> bool:
         return bool(self._live)
+
+    def health(self) -> tuple[bool, str]:
+        return True, ""
 
     def receive(self, msg: Any, sink: Callable[[FromScheduler], None]) -> None:
         self._inbox.put((msg, sink))
