@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from decimal import Decimal
 from math import gcd, lcm
+from typing import Any
 
 from runtime.grammar.arrays import array_body
 from runtime.grammar.jsontext import QUOTE, plain_only, quoted, text_of
@@ -78,6 +79,15 @@ def json_grammar(normaliser: Normaliser, spacing: Spacing = FIXED) -> Grammar:
     if grammar.root == NOTHING_FITS:
         refuse("", "no value can match this schema.")
     return grammar
+
+
+def schema_grammar(schema: Any, whitespace: str) -> Grammar:
+    """The grammar of a parsed schema document."""
+    try:
+        return json_grammar(Normaliser(schema), FLEXIBLE if whitespace == "flexible" else FIXED)
+    except (TooComplex, RecursionError) as error:
+        why = "it is nested too deep" if isinstance(error, RecursionError) else str(error)
+        refuse("", f"too complex: {why}.")
 
 
 class Emitter:

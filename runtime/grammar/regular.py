@@ -184,6 +184,18 @@ def nested_repeat(regex: Regex) -> int:
     raise TypeError(regex)
 
 
+def counted_depth(regex: Regex) -> int:
+    """How deep counted repeats are nested."""
+    match regex:
+        case Class():
+            return 0
+        case Seq(items) | Alt(items):
+            return max((counted_depth(i) for i in items), default=0)
+        case Repeat(item, low, high):
+            return counted_depth(item) + (max(low, high or 0) > 1)
+    raise TypeError(regex)
+
+
 def size(regex: Regex) -> int:
     """Nodes of the expression."""
     match regex:

@@ -1,0 +1,147 @@
+"""From a request's GrammarSpec to the text one backend compiles, or a refusal. No backend is needed for this."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from runtime.errors import InvalidRequest
+from runtime.grammar import tags
+from runtime.grammar.backends import BackendName, TextKind
+from runtime.grammar.emit import schema_grammar
+from runtime.grammar.limits import Limits, reject
+from runtime.grammar.printers import CannotPrint, to_ebnf, to_lark
+from runtime.grammar.regex import RegexError, parse_full
+from runtime.grammar.regular import NOTHING, Regex, counted_depth, nested_repeat, size
+from runtime.grammar.rules import ROOT, Grammar, Leaf, Text, choice, leaves
+from runtime.messages import GrammarSpec
+
+Choice = Literal["auto", "xgrammar", "llguidance"]
+PARAMS = {"json_schema": "response_format", "json_object": "response_format"}
+_CHEAP_TEXT = 8 * 1024
+_CHEAP_TAGS = 64 * 1024
+_CHEAP_LEAF = 400
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """What to compile and with which backend. `cheap`: known to compile and match fast, so it skips the gate."""
+
+    backend: BackendName
+    kind: TextKind
+    text: str
+    cheap: bool
+
+
+def param_of(spec: GrammarSpec) -> str:
+    return PARAMS.get(spec.kind, spec.kind)
+
+
+def prepare(spec: GrammarSpec, choice_of: Choice, limits: Limits) -> Prepared:
+    """Check, normalise and print. Raises InvalidRequest naming the place and the backend that cannot."""
+    if spec.after is not None and not 0 < len(spec.after.encode(errors="replace")) <= limits.marker_bytes:
+        reject(f"The end-of-thinking marker must have 1 to {limits.marker_bytes} bytes.", "after")
+    match spec.kind:
+        case "json_schema" | "json_object":
+            return _for_backend(_json(spec, limits), choice_of, limits, param_of(spec))
+        case "choices":
+            return _for_backend(_choices(spec, limits), choice_of, limits, "choices")
+        case "regex":
+            return _for_backend(_regex(spec, limits), choice_of, limits, "regex")
+        case "ebnf":
+            return _ebnf(spec, choice_of, limits)
+        case "structural_tag":
+            _only_xgrammar(choice_of, "structural_tag")
+            document = limits.parse(spec.spec, "structural_tag")
+            text, grammars = tags.rewrite(document, spec.whitespace, limits)
+            cheap = grammars is not None and all(map(_cheap, grammars)) and len(text) <= _CHEAP_TAGS
+            return Prepared("xgrammar", "structural_tag", text, cheap)
+        case other:
+            raise InvalidRequest(f"unknown grammar kind {str(other)[:40]!r}.", param="response_format")
+
+
+def _json(spec: GrammarSpec, limits: Limits) -> Grammar:
+    schema: Any = {"type": "object"}
+    if spec.kind == "json_schema":
+        schema = limits.parse(spec.spec, "response_format")
+        if not isinstance(schema, (dict, bool)):
+            reject("The JSON schema must be an object or a boolean.", "response_format")
+        limits.check_schema(schema, "response_format")
+    return schema_grammar(schema, spec.whitespace)
+
+
+def _choices(spec: GrammarSpec, limits: Limits) -> Grammar:
+    words = limits.parse(spec.spec, "choices")
+    if not isinstance(words, list) or not words or not all(isinstance(w, str) for w in words):
+        reject("choices must be a non-empty array of strings.", "choices")
+    n_bytes = sum(len(w.encode(errors="replace")) for w in words)
+    if len(words) > limits.choices or n_bytes > limits.choices_bytes:
+        reject(f"choices: at most {limits.choices} strings of {limits.choices_bytes} bytes in all.", "choices")
+    if any("\ud800" <= c <= "\udfff" for w in words for c in w):
+        reject("choices must be valid Unicode.", "choices")
+    return Grammar({ROOT: choice(Text(w) for w in words)})
+
+
+def _regex(spec: GrammarSpec, limits: Limits) -> Grammar:
+    pattern = spec.spec
+    if len(pattern.encode(errors="replace")) > limits.regex_bytes:
+        reject(f"regex: longer than {limits.regex_bytes} bytes.", "regex")
+    try:
+        regex = parse_full(pattern)
+    except (RegexError, RecursionError) as error:
+        reject(f"regex: {str(error)[:300]}.", "regex")
+    if regex == NOTHING:
+        reject("regex: no text can match it.", "regex")
+    return Grammar({ROOT: Leaf(regex, what="this regular expression")})
+
+
+def _ebnf(spec: GrammarSpec, choice_of: Choice, limits: Limits) -> Prepared:
+    _only_xgrammar(choice_of, "ebnf")
+    if len(spec.spec.encode(errors="replace")) > limits.ebnf_bytes:
+        reject(f"ebnf: longer than {limits.ebnf_bytes} bytes.", "ebnf")
+    return Prepared("xgrammar", "ebnf", spec.spec, cheap=False)
+
+
+def _only_xgrammar(choice_of: Choice, param: str) -> None:
+    if choice_of == "llguidance":
+        reject(f"{param}: llguidance cannot enforce it; xgrammar can.", param)
+
+
+def _for_backend(grammar: Grammar, choice_of: Choice, limits: Limits, param: str) -> Prepared:
+    """xgrammar where it can write the whole grammar cheaply, else llguidance; what was asked for, if it can."""
+    _check_leaves(grammar, limits, param)
+    try:
+        if choice_of == "xgrammar":
+            return Prepared("xgrammar", "ebnf", to_ebnf(grammar, narrow=True), _cheap(grammar))
+        if choice_of == "auto":
+            try:
+                return Prepared("xgrammar", "ebnf", to_ebnf(grammar), _cheap(grammar))
+            except CannotPrint:
+                pass
+        text = to_lark(grammar)
+        return Prepared("llguidance", "lark", text, len(text) <= _CHEAP_TEXT and _cheap(grammar))
+    except CannotPrint as error:
+        other = "llguidance can" if choice_of == "xgrammar" else "no other backend is configured"
+        at = f"JSON schema at '{error.where or '/'}'" if param == "response_format" else param
+        reject(f"{at}: {error.what} cannot be enforced by {choice_of}; {other}.", param)
+
+
+def _check_leaves(grammar: Grammar, limits: Limits, param: str) -> None:
+    """Nested counted repeats multiply; a single long one (maxLength) is only a counter."""
+    for leaf in leaves(grammar):
+        for regex in (leaf.regex, *leaf.also) if isinstance(leaf, Leaf) else ():
+            if counted_depth(regex) > 1 and nested_repeat(regex) > limits.nested_repeat:
+                where = f"JSON schema at '{leaf.where}'" if leaf.where else param
+                reject(f"{where}: counted repeats multiply to more than {limits.nested_repeat}.", param)
+
+
+def _cheap(grammar: Grammar) -> bool:
+    """No long counters, no big pattern, not many rules: measured to compile in a few milliseconds."""
+    found = leaves(grammar)
+    small = all(isinstance(leaf, Leaf) and all(map(_small, (leaf.regex, *leaf.also))) for leaf in found)
+    return small and len(grammar.rules) <= _CHEAP_LEAF
+
+
+def _small(regex: Regex) -> bool:
+    """A few states, or one long counter over single characters (a bounded string)."""
+    return size(regex) <= _CHEAP_LEAF and (counted_depth(regex) <= 1 or nested_repeat(regex) <= _CHEAP_LEAF)

@@ -1,0 +1,117 @@
+"""Structural tags: free text in which some markers switch a grammar on. Read in xgrammar's format.
+
+Every JSON schema and regular expression inside is replaced by our own grammar for it, so a tool's parameters are
+enforced as exactly as a response format. The older `{"structures": [...], "triggers": [...]}` form is read too.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from runtime.errors import InvalidRequest
+from runtime.grammar.emit import schema_grammar
+from runtime.grammar.limits import Limits, reject
+from runtime.grammar.printers import CannotPrint, to_ebnf
+from runtime.grammar.regex import RegexError, parse_full
+from runtime.grammar.rules import ROOT, Grammar, Leaf
+
+PARAM = "structural_tag"
+MAX_TAGS = 256
+_FORMATS = frozenset(
+    {
+        "const_string", "json_schema", "any_text", "regex", "grammar", "sequence", "or", "tag", "triggered_tags",
+        "tags_with_separator", "optional", "plus", "star", "repeat",
+    }
+)  # fmt: skip
+_CHILDREN = ("content", "elements", "tags", "format")
+
+
+def rewrite(document: Any, whitespace: str, limits: Limits) -> tuple[str, list[Grammar] | None]:
+    """The structural tag with our grammars in place of its schemas, and those grammars (None: it brings its own too).
+
+    Raises InvalidRequest with a JSON pointer.
+    """
+    if not isinstance(document, dict):
+        reject("structural_tag must be an object.", PARAM)
+    if "structures" in document:
+        document = {"type": PARAM, "format": _from_structures(document)}
+    if not isinstance(document.get("format"), dict):
+        reject("structural_tag at '/format': must be an object.", PARAM)
+    rewriter = _Rewriter(whitespace, limits)
+    text = json.dumps({"type": PARAM, "format": rewriter.format(document["format"], "/format")})
+    return text, None if rewriter.foreign else rewriter.grammars
+
+
+def _from_structures(document: dict[str, Any]) -> dict[str, Any]:
+    structures, triggers = document.get("structures"), document.get("triggers")
+    if not isinstance(structures, list) or not isinstance(triggers, list):
+        reject("structural_tag: 'structures' and 'triggers' must be arrays.", PARAM)
+    tags = []
+    for i, item in enumerate(structures):
+        if not isinstance(item, dict) or not {"begin", "end"} <= item.keys():
+            reject(f"structural_tag at '/structures/{i}': needs 'begin', 'schema' and 'end'.", PARAM)
+        content = {"type": "json_schema", "json_schema": item.get("schema", True)}
+        tags.append({"begin": item["begin"], "content": content, "end": item["end"]})
+    return {"type": "triggered_tags", "triggers": triggers, "tags": tags}
+
+
+class _Rewriter:
+    def __init__(self, whitespace: str, limits: Limits) -> None:
+        self._whitespace = whitespace
+        self._limits = limits
+        self._n_tags = 0
+        self.grammars: list[Grammar] = []
+        self.foreign = False
+
+    def format(self, node: Any, where: str, depth: int = 0) -> dict[str, Any]:
+        if not isinstance(node, dict):
+            reject(f"structural_tag at '{where}': must be an object.", PARAM)
+        kind = node.get("type", "tag" if "begin" in node else None)
+        if kind not in _FORMATS:
+            reject(f"structural_tag at '{where}/type': unknown format {str(kind)[:40]!r}.", PARAM)
+        if depth > 16:
+            reject(f"structural_tag at '{where}': nested more than 16 deep.", PARAM)
+        if kind == "tag":
+            self._n_tags += 1
+            if self._n_tags > MAX_TAGS:
+                reject(f"structural_tag: more than {MAX_TAGS} tags.", PARAM)
+        self.foreign |= kind == "grammar"
+        if kind == "json_schema":
+            return self._schema(node.get("json_schema", True), where)
+        if kind == "regex":
+            return self._regex(node.get("pattern"), where)
+        children = {key: self._child(node[key], f"{where}/{key}", depth) for key in node if key in _CHILDREN}
+        return {**node, "type": kind, **children}
+
+    def _child(self, value: Any, where: str, depth: int) -> Any:
+        if isinstance(value, list):
+            return [self.format(v, f"{where}/{i}", depth + 1) for i, v in enumerate(value)]
+        return self.format(value, where, depth + 1)
+
+    def _schema(self, schema: Any, where: str) -> dict[str, Any]:
+        try:
+            self._limits.check_schema(schema, PARAM)
+            grammar = schema_grammar({"type": "object"} if schema is None else schema, self._whitespace)
+        except InvalidRequest as error:
+            reject(f"structural_tag at '{where}': {error}", PARAM)
+        return self._ebnf(grammar, where)
+
+    def _regex(self, pattern: Any, where: str) -> dict[str, Any]:
+        if not isinstance(pattern, str) or len(pattern) > self._limits.regex_bytes:
+            reject(f"structural_tag at '{where}/pattern': must be a string of at most 2 KiB.", PARAM)
+        try:
+            return self._ebnf(Grammar({ROOT: Leaf(parse_full(pattern), what="this regular expression")}), where)
+        except RegexError as error:
+            reject(f"structural_tag at '{where}/pattern': {error}.", PARAM)
+
+    def _ebnf(self, grammar: Grammar, where: str) -> dict[str, Any]:
+        self.grammars.append(grammar)
+        try:
+            return {"type": "grammar", "grammar": to_ebnf(grammar, narrow=True)}
+        except CannotPrint as error:
+            reject(
+                f"structural_tag at '{where}{error.where}': {error.what} cannot be enforced inside a tag; "
+                "only xgrammar reads tags.",
+                PARAM,
+            )

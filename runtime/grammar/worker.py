@@ -1,0 +1,130 @@
+"""The gate's process: compiles a grammar and walks through it, so that what hangs or swells does so here.
+
+    python -m runtime.grammar.worker
+
+Talks msgpack in length-prefixed frames: `Setup` first, then a `Job` at a time, a `Verdict` for each. Ends when its
+standard input ends. Imports a backend when a job first needs it.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+import sys
+import time
+from typing import IO, Literal
+
+import msgspec
+
+from runtime.grammar.backends import Backend, BackendError, BackendName, TextKind, make_backend
+from runtime.grammar.pieces import Pieces
+from runtime.grammar.probe import walk
+from runtime.grammar.protocol import Vocabulary, mask_words
+from runtime.grammar.standins import import_xgrammar_alone
+
+_LENGTH = struct.Struct("<I")
+
+
+class Setup(msgspec.Struct, frozen=True, kw_only=True):
+    token_bytes: list[bytes]
+    vocab_size: int
+    stop_ids: list[int]
+    control_ids: list[int]
+    memory_bytes: int  # what a compilation may add to the address space
+
+    def vocabulary(self) -> Vocabulary:
+        return Vocabulary(tuple(self.token_bytes), self.vocab_size, tuple(self.stop_ids), frozenset(self.control_ids))
+
+
+class Job(msgspec.Struct, frozen=True, kw_only=True):
+    """`kind` None: only import the backend."""
+
+    backend: BackendName
+    kind: TextKind | None
+    text: str = ""
+
+
+class Verdict(msgspec.Struct, frozen=True, kw_only=True):
+    outcome: Literal["ok", "ready", "invalid", "empty", "slow", "memory", "died"]
+    message: str = ""
+    compile_s: float = 0.0
+
+
+def send(stream: IO[bytes], message: msgspec.Struct) -> None:
+    data = msgspec.msgpack.encode(message)
+    stream.write(_LENGTH.pack(len(data)) + data)
+    stream.flush()
+
+
+def receive(stream: IO[bytes]) -> bytes | None:
+    """One frame; None at the end of the stream."""
+    head = stream.read(_LENGTH.size)
+    if len(head) < _LENGTH.size:
+        return None
+    (length,) = _LENGTH.unpack(head)
+    data = stream.read(length)
+    return data if len(data) == length else None
+
+
+MASK_LIMIT_S = 0.05
+WORST_MASK_S = 0.5
+
+
+class _Judge:
+    def __init__(self, setup: Setup) -> None:
+        self._vocab = setup.vocabulary()
+        self._pieces = Pieces(self._vocab)
+        self._memory_bytes = setup.memory_bytes
+        self._backends: dict[str, Backend] = {}
+
+    def judge(self, job: Job) -> Verdict:
+        if job.backend not in self._backends:
+            if job.backend == "xgrammar":
+                import_xgrammar_alone()
+            self._backends[job.backend] = make_backend(job.backend, self._vocab, self._pieces)
+            _bound_memory(self._memory_bytes)
+        if job.kind is None:
+            return Verdict(outcome="ready")
+        start = time.perf_counter()
+        try:
+            template = self._backends[job.backend].compile(job.kind, job.text)
+            compile_s = time.perf_counter() - start
+            found = walk(template, mask_words(self._vocab.vocab_size), self._vocab.stop_ids)
+        except MemoryError:
+            return Verdict(outcome="memory")
+        except (BackendError, RuntimeError) as error:
+            memory = "bad_alloc" in str(error)
+            return Verdict(outcome="memory" if memory else "invalid", message=str(error)[-300:])
+        if found.dead:
+            return Verdict(outcome="slow" if found.failure else "empty", message=found.failure or "")
+        if found.slow_s > MASK_LIMIT_S or found.worst_s > WORST_MASK_S:
+            return Verdict(outcome="slow", message=f"a mask took {found.worst_s * 1e3:.0f} ms")
+        return Verdict(outcome="ok", compile_s=compile_s)
+
+
+def _bound_memory(extra: int) -> None:
+    """Limit the address space to what is mapped now plus `extra`. Only where the system can (Linux)."""
+    if sys.platform != "linux":
+        return
+    import resource
+
+    with open("/proc/self/statm") as file:
+        mapped = int(file.read().split()[0]) * os.sysconf("SC_PAGE_SIZE")
+    _, hard = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (mapped + extra, hard))
+
+
+def main() -> int:
+    replies = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)  # whatever a library prints must not land between the frames
+    setup = receive(sys.stdin.buffer)
+    if setup is None:
+        return 0
+    judge = _Judge(msgspec.msgpack.decode(setup, type=Setup))
+    while (data := receive(sys.stdin.buffer)) is not None:
+        send(replies, judge.judge(msgspec.msgpack.decode(data, type=Job)))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
