@@ -343,35 +343,37 @@ class _Forward:
         values = self.runner.logits(digest)
         return values - np.log(np.exp(values).sum())
 
-    def _top(self, digest: int) -> tuple[np.ndarray, np.ndarray]:
-        values = self._log_softmax(digest)
-        order = np.argsort(-values, kind="stable")[: self.plan.n_top]
-        return order.astype(np.int32), values[order].astype(np.float32)
+    def _tops(self, digests: list[int]) -> tuple[np.ndarray, np.ndarray]:
+        """The plan's n_top best tokens after each sequence, and their logprobs."""
+        n_top = self.plan.n_top
+        ids = np.zeros((len(digests), n_top), np.int32)
+        values = np.zeros((len(digests), n_top), np.float32)
+        for i, digest in enumerate(digests if n_top else ()):
+            scores = self._log_softmax(digest)
+            ids[i] = np.argsort(-scores, kind="stable")[:n_top]
+            values[i] = scores[ids[i]]
+        return ids, values
 
     def result(self, device_s: float, started: float, finished: float) -> StepResult:
         plan = self.plan
-        top = [self._top(self._digest_at(int(i))[1]) for i in plan.sample_index] if plan.n_top else []
         score = [self._digest_at(int(i))[1] for i in plan.score_index]
-        score_top = [self._top(d) for d in score] if plan.n_top else []
+        top_ids, top_logprobs = self._tops([self._digest_at(int(i))[1] for i in plan.sample_index])
+        score_ids, score_logprobs = self._tops(score)
         return StepResult(
             tokens=self.tokens,
             logprobs=self.logprobs,
-            top_ids=_stack([t[0] for t in top], plan.n_top, np.int32),
-            top_logprobs=_stack([t[1] for t in top], plan.n_top, np.float32),
+            top_ids=top_ids,
+            top_logprobs=top_logprobs,
             score_logprobs=np.array(
                 [self._log_softmax(d)[t] for d, t in zip(score, plan.score_target, strict=True)], np.float32
             ),
-            score_top_ids=_stack([t[0] for t in score_top], plan.n_top, np.int32),
-            score_top_logprobs=_stack([t[1] for t in score_top], plan.n_top, np.float32),
+            score_top_ids=score_ids,
+            score_top_logprobs=score_logprobs,
             failed=tuple(sorted(self.failed)),
             device_s=device_s,
             started=started,
             finished=finished,
         )
-
-
-def _stack(rows: list[np.ndarray], width: int, dtype: type) -> np.ndarray:
-    return np.stack(rows) if rows else np.zeros((0, width), dtype)
 
 
 class ScriptedRunner(FakeRunner):

@@ -12,6 +12,7 @@ from runtime.messages import Abort, Call, Finish, Output, Reply, Submit, SubmitM
 from runtime.request import Request, Sink
 from runtime.scheduler.admission import probe_hit
 from runtime.scheduler.grammar import start_grammar
+from runtime.scheduler.hints import honoured
 from runtime.scheduler.release import end, finish_of
 from runtime.scheduler.speak import prepare_segment
 from runtime.scheduler.state import State
@@ -84,6 +85,7 @@ class Ingest:
         state = self.state
         request = Request.from_submit(next(self._numbers), submit, sink, state.now)
         request.work_at_arrival = state.work
+        request.tally.honoured = honoured(state, submit.hints)
         start_grammar(state, request, submit.grammar)
         for segment in submit.segments:  # compiled ahead; the service keeps and shares what it compiles
             if segment.grammar is not None and state.grammar is not None:

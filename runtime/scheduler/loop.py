@@ -108,7 +108,8 @@ class Scheduler:
                 self.state.draining = self._stopping == "drain"
                 if self.state.draining and not self.busy:
                     break
-                self.last_turn = time.monotonic()
+                if self.watchdog.reason is None:  # a loop that turns on the spot must look stalled to health checks
+                    self.last_turn = time.monotonic()
                 if not self._turn():
                     self._sleep()
         finally:
@@ -139,11 +140,15 @@ class Scheduler:
                 state.stats.plan_s.add(done - start)
                 self._trace.span("plan", planned.plan.step, start, done, rows=planned.plan.n_rows)
         if planned is not None or len(self._pipeline):
+            n_steps = state.stats.steps
             self._pipeline.advance(planned)
             worked = True
-            self._idle_turns = self._recoveries = 0
+            self._idle_turns = 0
+            if state.stats.steps > n_steps:
+                self._recoveries = 0
         elif state.rows.n_used:
             worked = self._unstick() or worked
+        state.rate.look(state.stats.generated, state.now)
         self._watch(worked)
         if self.config.audit:
             state.audit()

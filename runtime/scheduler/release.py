@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from runtime.errors import RametError
-from runtime.messages import Finish, Output
+from runtime.messages import Finish, Hints, Output
 from runtime.request import Phase, Request
 from runtime.scheduler.state import State
 
 
-def release(state: State, request: Request, *, keep: bool = True) -> None:
+def release(state: State, request: Request, *, keep: bool = True, hints: Hints | None = None) -> None:
     """Give back the row, the lease and every page. What was computed stays in the tree, unless not `keep`.
+    `hints`: what the request says of its return, once it is really over.
 
     Steps in flight may still name the row; commit drops it by its generation, and the device runs in order, so
     the pages may be given out from now on.
@@ -20,7 +21,7 @@ def release(state: State, request: Request, *, keep: bool = True) -> None:
         lease, pages = request.lease, rows.row_pages(slot)
         n_kept = max(int(rows.done[slot]), lease.n_tokens)
         state.to_phase(request, Phase.ENDED)
-        state.cache.finish(lease, rows.row_tokens(slot), pages, n_kept, keep=keep)
+        state.cache.finish(lease, rows.row_tokens(slot), pages, n_kept, keep=keep, hints=hints)
         request.lease = None
         book_service(state, request)
         rows.give_back(request)
@@ -34,7 +35,8 @@ def end(state: State, request: Request, finish: Finish, output: Output | None = 
     """Release the request and tell its client. `output`: the last tokens, sent with the finish."""
     known = int(state.rows.known[request.slot]) if request.slot else request.known
     request.tally.completion += max(0, known - request.gen_start)
-    release(state, request, keep=keep)
+    over = finish.reason in ("stop", "length")
+    release(state, request, keep=keep, hints=request.submit.hints if over else None)
     state.live.pop(request.rid, None)
     usage = request.usage(state.now)
     count(state, finish)

@@ -19,7 +19,7 @@ from runtime.scheduler.output import OutputBatch
 from runtime.scheduler.policy import POLICIES, Waiting
 from runtime.scheduler.queue import WaitingQueue
 from runtime.scheduler.rows import RowTable
-from runtime.scheduler.stats import Stats
+from runtime.scheduler.stats import Rate, Stats
 from runtime.step import Runner
 from runtime.validate import Limits
 
@@ -74,6 +74,7 @@ class State:
         self.live: dict[str, Request] = {}
         self.out = OutputBatch()
         self.stats = Stats()
+        self.rate = Rate()
         self.model = StepTimeModel()
         self.growth = Growth()
         self.step = 0  # number of the next plan
@@ -149,6 +150,9 @@ class State:
 
     def report(self) -> dict[str, Any]:
         """Everything `stats()` says."""
+        pool = self.cache.pool
+        used = pool.n_pages - self.cache.n_free
+        seen = self.stats.reused + self.stats.prefilled - self.stats.recomputed
         out = self.stats.snapshot()
         out.update(
             running=self.rows.n_used,
@@ -159,6 +163,12 @@ class State:
             policy=self.policy.name,
             growth_ratio=self.growth.ratio,
             outputs_sent=self.out.n_sent,
+            pool_tokens=pool.n_pages * self.page_size,
+            used_tokens=used * self.page_size,
+            pool_usage=used / pool.n_pages,
+            hit_rate=self.stats.reused / seen if seen else 0.0,
+            evicted_tokens=self.cache.n_evicted * self.page_size,
+            gen_throughput=self.rate.per_second,
             cache=self.cache.stats(),
         )
         if self.grammar is not None:

@@ -40,6 +40,25 @@ class Recent:
         }
 
 
+class Rate:
+    """A count's growth per second, over windows of at least WINDOW_S."""
+
+    WINDOW_S = 1.0
+
+    def __init__(self) -> None:
+        self.per_second = 0.0
+        self._since: float | None = None
+        self._from = 0
+
+    def look(self, count: int, now: float) -> None:
+        """`count` is the total at `now`."""
+        if self._since is None:
+            self._since, self._from = now, count
+        elif now - self._since >= self.WINDOW_S:
+            self.per_second = (count - self._from) / (now - self._since)
+            self._since, self._from = now, count
+
+
 @dataclass(slots=True)
 class Stats:
     """Totals since the start. Token counts are prompt-side except `generated` and `forced`."""
