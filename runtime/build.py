@@ -44,11 +44,24 @@ def assemble(config: EngineConfig, runner: Runner, tokenizer: Any) -> Parts:
     """Parts around a loaded runner (or a fake one)."""
     from runtime.scheduler import Scheduler
 
+    eos_ids = sorted({*runner.spec.eos_ids, *tokenizer.eos_ids})
+    grammar = _grammar_service(config, runner.spec.vocab_size, tokenizer, eos_ids)
     scheduler = Scheduler(
         config,
         runner,
         token_bytes=tokenizer.token_bytes,
         special_ids=tokenizer.special_ids,
-        eos_ids=sorted({*runner.spec.eos_ids, *tokenizer.eos_ids}),
+        eos_ids=eos_ids,
+        grammar=grammar,
     )
-    return Parts(config, runner, tokenizer, scheduler)
+    return Parts(config, runner, tokenizer, scheduler, grammar)
+
+
+def _grammar_service(config: EngineConfig, vocab_size: int, tokenizer: Any, eos_ids: list[int]) -> Any:
+    """Compiles grammars on threads of its own; None for a model that never ends a turn (nothing could end one)."""
+    from runtime.grammar.service import CompileService, vocabulary
+
+    if not eos_ids:
+        return None
+    vocab = vocabulary(tokenizer.token_bytes, vocab_size, tokenizer.special_ids, eos_ids)
+    return CompileService(vocab, config.grammar_backend)  # type: ignore[arg-type]
