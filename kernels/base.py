@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
@@ -96,6 +96,42 @@ class QuantizedWeight:
     data: Tensor
     qtype: str
     shape: tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class DecoderLayer:
+    """One pre-norm layer for a backend that runs whole layers: grouped-query attention, then a gated MLP."""
+
+    norm_before_attention: Tensor
+    qkv: Linear  # queries, keys and values stacked
+    q_norm: Tensor | None  # [head_dim], before the rotation
+    k_norm: Tensor | None
+    out: Linear
+    norm_before_mlp: Tensor
+    gate_up: Linear
+    down: Linear
+    spec: LayerSpec
+
+    @property
+    def linears(self) -> tuple[Linear, ...]:
+        return self.qkv, self.out, self.gate_up, self.down
+
+
+class FusedDecoder(Protocol):
+    """All layers of a model in one call."""
+
+    def __call__(self, embedded: Tensor, meta: AttnMeta, kv: KVStore) -> Tensor:
+        """Embedded tokens [tokens, hidden] -> residual stream after the last layer, before the final norm."""
+        ...
+
+
+@runtime_checkable
+class FusedOps(Protocol):
+    """What a backend offers besides `Ops` when it runs a whole decoder in one call."""
+
+    def decoder(self, layers: Sequence[DecoderLayer], eps: float, cos_sin: Tensor) -> FusedDecoder | None:
+        """The layers (made of this backend's linears) as one call, or None: run them operation by operation."""
+        ...
 
 
 @runtime_checkable

@@ -1,0 +1,185 @@
+// What the instruction-set variants share with the binding: plain structs, no torch, no intrinsics.
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+namespace ramet {
+
+// Storage types of weights and of cached KV. The Q formats are groups of 32 along the input dimension:
+// Q8: w = d * q; Q4_0: w = d * (q - 8); Q4_1: w = d * q + m.
+enum class Format : int { F32 = 0, BF16 = 1, F16 = 2, Q8 = 3, Q4_0 = 4, Q4_1 = 5 };
+
+constexpr int kGroup = 32;        // weights and activations that share a scale
+constexpr int kKeyBlock = 32;     // keys of one online-softmax update, aligned to position 0
+constexpr int kKeySplit = 512;    // keys of one partial result, aligned to position 0; merged in order
+constexpr int kTileTarget = 32;   // query rows (tokens * heads that share a KV head) of one tile, if a token fits
+constexpr int kTileRows = 64;     // and at most
+constexpr int kShareTokens = 128; // a group with more query tokens is compute-bound: no shared pass
+
+inline bool is_quantized(Format f) { return f >= Format::Q8; }
+
+// All threads of one parallel region. The barrier spins, then yields: a step has hundreds of short phases.
+class Barrier {
+ public:
+  void wait(int size);
+
+ private:
+  std::atomic<int> waiting_{0};
+  std::atomic<uint32_t> round_{0};
+};
+
+struct Team {
+  int id;
+  int size;
+  Barrier* barrier;
+  std::atomic<int64_t>* counters;  // two work counters, used in turn; the idle one is zero
+  void sync() {
+    if (size > 1) barrier->wait(size);
+  }
+  // This thread's contiguous share of n equal items.
+  void share(int64_t n, int64_t* begin, int64_t* end) const {
+    *begin = n * id / size;
+    *end = n * (id + 1) / size;
+  }
+};
+
+// A packed weight [n, k] and an optional bias [n].
+struct LinearWeight {
+  Format format;
+  int64_t n;
+  int64_t k;
+  const uint8_t* packed;
+  const float* bias;
+};
+
+// One row's activations of one group, quantised: x = scale * q; `sum` adds up the q.
+struct GroupScale {
+  float scale;
+  float scaled_sum;  // scale * sum
+  int32_t sum;
+  int32_t unused;
+};
+
+// Quantised activations [rows, groups * 32].
+struct QuantizedRows {
+  int8_t* q;
+  GroupScale* scales;
+  int64_t groups;
+};
+
+struct AttentionSpec {
+  int heads;
+  int kv_heads;
+  int dim;
+  float scale;
+  float soft_cap;  // 0: off
+};
+
+struct KvPages {  // [n_pages, page_size, kv_heads, dim]
+  Format format;
+  uint8_t* k;
+  uint8_t* v;
+  int page_size;
+};
+
+// Query tokens [token, token + n_tokens) against keys [key_begin, key_end) of one page table.
+struct Tile {
+  int32_t token;
+  int32_t n_tokens;
+  int64_t table;  // where the page table starts in kv_indices
+  int32_t key_begin;
+  int32_t key_end;
+  int32_t split;  // which partial result it adds to; -1: all of them, and it writes the output itself
+};
+
+// The cut of one step; the same for every layer of one spec.
+struct AttentionPlan {
+  std::vector<Tile> shared;     // first: what a group of rows has in common, read once
+  std::vector<Tile> own;        // then: every row's own keys
+  std::vector<int32_t> merged;  // last: tokens whose partial results are merged
+  std::vector<int32_t> limit;   // [tokens] keys a token may see end here
+  std::vector<int32_t> first;   // [tokens] and begin here (0 without a window)
+  std::vector<int64_t> partial; // [tokens] first partial slot, -1 if none
+  int64_t n_partial = 0;        // partial slots (a slot holds every head)
+  int64_t keys_read = 0;        // by all tiles, for one KV head
+  const int32_t* kv_indices = nullptr;
+};
+
+struct StepMeta {
+  int64_t rows;
+  int64_t tokens;
+  const int32_t* qo_indptr;
+  const int32_t* kv_indptr;
+  const int32_t* kv_indices;
+  const int32_t* kv_lens;
+  int64_t groups;
+  const int32_t* share_indptr;
+  const int32_t* share_n_pages;
+  int page_size;
+};
+
+AttentionPlan plan_attention(const StepMeta& meta, int heads_per_kv, int window);
+
+struct Layer {
+  const float* norm_before_attention;
+  LinearWeight qkv;
+  const float* q_norm;  // [dim] or null
+  const float* k_norm;
+  LinearWeight out;
+  const float* norm_before_mlp;
+  LinearWeight gate_up;
+  LinearWeight down;
+  AttentionSpec spec;
+  const AttentionPlan* plan;
+  KvPages kv;
+};
+
+struct Step {
+  int64_t tokens;
+  int64_t hidden;
+  int64_t intermediate;
+  float eps;
+  const float* cos_sin;  // [positions, dim]
+  const int32_t* positions;
+  const int64_t* slots;
+  int64_t n_copies;
+  const int64_t* copy_src;
+  const int64_t* copy_dst;
+};
+
+// Memory one call may use; sized by the caller, shared by the team.
+struct Scratch {
+  float* wide;         // [tokens, widest layer output]
+  float* narrow;       // [tokens, widest layer input]
+  QuantizedRows rows;  // [tokens, widest layer input]
+  float* partial;      // [n_partial, heads, dim + 2]
+};
+
+struct Kernels {
+  const char* name;
+  int64_t (*packed_bytes)(Format, int64_t n, int64_t k);
+  void (*pack)(Format, int64_t n, int64_t k, const void* rows, uint8_t* packed);  // float rows or ggml blocks
+  // out[m, n] (+)= x[m, k] @ weight^T + bias; x is quantised into `rows` first where the weight is.
+  void (*linear)(Team&, const LinearWeight&, const float* x, int64_t m, QuantizedRows rows, float* out, bool add);
+  void (*rms_norm)(Team&, const float* x, const float* add, const float* weight, float eps, int64_t m, int64_t n,
+                   float* normed, float* total);
+  void (*silu_mul)(Team&, const float* gate_up, int64_t m, int64_t n, float* out);
+  void (*rope)(Team&, float* x, int64_t tokens, int64_t heads, int64_t dim, int64_t stride, const int32_t* positions,
+               const float* cos_sin);
+  void (*store_kv)(Team&, const float* k, const float* v, int64_t stride, const Step&, const AttentionSpec&,
+                   const KvPages&);
+  void (*attend)(Team&, const float* q, int64_t stride, const AttentionPlan&, const AttentionSpec&, const KvPages&,
+                 float* partial, float* out);
+  void (*layers)(Team&, const Layer*, int64_t n_layers, const Step&, const Scratch&, float* hidden);
+  // exp(x * scale - shift) summed in a fixed order; out may be null.
+  double (*exp_sum)(const float* x, int64_t n, float shift, float scale, float* out);
+};
+
+const Kernels* kernels_portable();
+const Kernels* kernels_avx2();
+const Kernels* kernels_avx512();
+
+}  // namespace ramet

@@ -1,0 +1,379 @@
+// Paged attention. A query row (one token, one head) meets its keys in blocks of kKeyBlock aligned to position 0,
+// within splits of kKeySplit, always in this order: which tile, thread or pass brings a block cannot change a bit.
+#pragma once
+
+#include <algorithm>
+#include <cfloat>
+#include <cmath>
+#include <cstring>
+
+#include "simd.h"
+
+namespace ramet {
+namespace RAMET_ARCH {
+
+inline int padded(int dim) { return (dim + W - 1) / W * W; }
+
+// What one thread works in: kTileRows query rows, their scores, one block of keys or values in float32.
+struct TileScratch {
+  float *query, *keys, *values, *scores, *peak, *total, *mixed, *merged;
+
+  static int64_t floats(const AttentionSpec& s) {
+    const int64_t d = padded(s.dim);
+    return d * (3 * kTileRows + 2 * kKeyBlock) + kTileRows * (kKeyBlock + 4);
+  }
+  TileScratch(float* at, const AttentionSpec& s) {
+    const int64_t d = padded(s.dim);
+    auto take = [&](int64_t n) {
+      float* here = at;
+      at += n;
+      return here;
+    };
+    query = take(kTileRows * d);
+    keys = take(kKeyBlock * d);
+    values = take(kKeyBlock * d);
+    scores = take(kTileRows * kKeyBlock);
+    mixed = take(kTileRows * d);
+    merged = take(kTileRows * d);
+    peak = take(2 * kTileRows);
+    total = take(2 * kTileRows);
+  }
+};
+
+template <Format F>
+inline void widen(const uint8_t* from, int dim, float* to) {
+  constexpr int size = F == Format::F32 ? 4 : 2;
+  int i = 0;
+  for (; i + W <= dim; i += W) {
+    const uint16_t* half = reinterpret_cast<const uint16_t*>(from + i * size);
+    store(to + i, F == Format::F32    ? load(reinterpret_cast<const float*>(half))
+                  : F == Format::BF16 ? load_bf16(half)
+                                      : load_f16(half));
+  }
+  if (i == dim) return;
+  uint8_t tail[W * size] = {};
+  std::memcpy(tail, from + i * size, (dim - i) * size);
+  widen<F>(tail, W, to + i);
+}
+
+inline void widen_row(Format f, const uint8_t* from, int dim, float* to) {
+  if (f == Format::F32) return widen<Format::F32>(from, dim, to);
+  if (f == Format::BF16) return widen<Format::BF16>(from, dim, to);
+  widen<Format::F16>(from, dim, to);
+}
+
+inline int64_t kv_bytes(Format f) { return f == Format::F32 ? 4 : 2; }
+
+// Keys (or values) [begin, end) of one head, to float32 rows begin % kKeyBlock and on.
+inline void gather(const KvPages& kv, const uint8_t* pool, const int32_t* table, int begin, int end,
+                   const AttentionSpec& s, int head, float* to) {
+  const int64_t size = kv_bytes(kv.format), stride = static_cast<int64_t>(s.kv_heads) * s.dim * size;
+  const int d = padded(s.dim);
+  for (int key = begin; key < end;) {
+    const int offset = key % kv.page_size, run = std::min(end - key, kv.page_size - offset);
+    const uint8_t* from = pool + (static_cast<int64_t>(table[key / kv.page_size]) * kv.page_size + offset) * stride +
+                          head * s.dim * size;
+    for (int i = 0; i < run; ++i, ++key, from += stride) widen_row(kv.format, from, s.dim, to + key % kKeyBlock * d);
+  }
+}
+
+// R query rows times 8 / R keys at a time: eight dot products, each summed in the same order for every R.
+template <int R>
+inline void score_rows(const float* query, const float* keys, int d, int begin, int end, float* scores) {
+  constexpr int K = 8 / R;
+  for (int key = begin; key < end; key += K) {  // may run past `end`, never past the block
+    vf sum[8];
+    for (int i = 0; i < 8; ++i) sum[i] = zero();
+    for (int c = 0; c < d; c += W) {
+      vf k[K];
+      for (int j = 0; j < K; ++j) k[j] = load(keys + (key + j) * d + c);
+      for (int r = 0; r < R; ++r) {
+        const vf q = load(query + r * d + c);
+        for (int j = 0; j < K; ++j) sum[r * K + j] = fma(q, k[j], sum[r * K + j]);
+      }
+    }
+    float out[8];
+    reduce8(sum, out);
+    for (int r = 0; r < R; ++r)
+      for (int j = 0; j < K; ++j) scores[r * kKeyBlock + key + j] = out[r * K + j];
+  }
+}
+
+// mixed += weights[begin, end) times the values, one chain a lane in key order.
+template <int R, int C>
+inline void mix_columns(const float* weights, const float* values, int d, int begin, int end, float* mixed) {
+  vf sum[R][C];
+  for (int r = 0; r < R; ++r)
+    for (int c = 0; c < C; ++c) sum[r][c] = load(mixed + r * d + c * W);
+  for (int key = begin; key < end; ++key) {
+    vf v[C];
+    for (int c = 0; c < C; ++c) v[c] = load(values + key * d + c * W);
+    for (int r = 0; r < R; ++r) {
+      const vf p = set1(weights[r * kKeyBlock + key]);
+      for (int c = 0; c < C; ++c) sum[r][c] = fma(p, v[c], sum[r][c]);
+    }
+  }
+  for (int r = 0; r < R; ++r)
+    for (int c = 0; c < C; ++c) store(mixed + r * d + c * W, sum[r][c]);
+}
+
+template <int R>
+inline void mix_rows(const float* weights, const float* values, int d, int begin, int end, float* mixed) {
+  if (begin >= end) return;
+  int c = 0;
+  constexpr int C = R == 1 ? 8 : R == 2 ? 4 : 2;
+  for (; c + C * W <= d; c += C * W) mix_columns<R, C>(weights, values + c, d, begin, end, mixed + c);
+  for (; c < d; c += W) mix_columns<R, 1>(weights, values + c, d, begin, end, mixed + c);
+}
+
+inline void rescale(float* mixed, int d, float by) {
+  if (by == 1.0f) return;
+  for (int c = 0; c < d; c += W) store(mixed + c, mul(load(mixed + c), set1(by)));
+}
+
+// Scores to weights for keys [first, limit) of the block; the others get weight 0.
+inline void soften(float* scores, int first, int limit, const AttentionSpec& s, float* peak, float* total,
+                   float* mixed, int d) {
+  auto hide = [&](float with) {
+    for (int j = 0; j < first; ++j) scores[j] = with;
+    for (int j = limit; j < kKeyBlock; ++j) scores[j] = with;
+  };
+  hide(-INFINITY);
+  vf top = set1(-INFINITY);
+  for (int j = 0; j < kKeyBlock; j += W) {
+    vf x = mul(load(scores + j), set1(s.scale));
+    if (s.soft_cap != 0.0f) {  // cap * tanh(x / cap) = cap * (1 - 2 / (exp(2 x / cap) + 1))
+      const vf e = exp(mul(x, set1(2.0f / s.soft_cap)));
+      x = mul(set1(s.soft_cap), sub(set1(1.0f), div(set1(2.0f), add(e, set1(1.0f)))));
+    }
+    store(scores + j, x);
+    top = max(top, x);
+  }
+  if (s.soft_cap != 0.0f) {  // the cap made finite scores of hidden keys
+    top = set1(-INFINITY);
+    hide(-INFINITY);
+    for (int j = 0; j < kKeyBlock; j += W) top = max(top, load(scores + j));
+  }
+  const float best = std::max(*peak, reduce_max(top));
+  const float anchor = std::max(best, -FLT_MAX);  // finite, so -inf - anchor is never NaN
+  for (int j = 0; j < kKeyBlock; j += W) store(scores + j, exp(sub(load(scores + j), set1(anchor))));
+  hide(0.0f);
+  vf sum = zero();
+  for (int j = 0; j < kKeyBlock; j += W) sum = add(sum, load(scores + j));
+  const float keep = best == *peak ? 1.0f : exp_one(*peak - anchor);
+  *total = *total * keep + reduce_add(sum);
+  rescale(mixed, d, keep);
+  *peak = best;
+}
+
+// Adds a block's values for R neighbouring rows: the keys all of them see together, the rest row by row.
+template <int R>
+inline void mix_block(const float* weights, const float* values, int d, const int32_t* first, const int32_t* limit,
+                      float* mixed) {
+  int begin = first[0], end = limit[0];
+  for (int r = 1; r < R; ++r) {
+    begin = std::max<int>(begin, first[r]);
+    end = std::min<int>(end, limit[r]);
+  }
+  if (begin >= end) {
+    for (int r = 0; r < R; ++r) mix_rows<1>(weights + r * kKeyBlock, values, d, first[r], limit[r], mixed + r * d);
+    return;
+  }
+  for (int r = 0; r < R; ++r) mix_rows<1>(weights + r * kKeyBlock, values, d, first[r], begin, mixed + r * d);
+  mix_rows<R>(weights, values, d, begin, end, mixed);
+  for (int r = 0; r < R; ++r) mix_rows<1>(weights + r * kKeyBlock, values, d, end, limit[r], mixed + r * d);
+}
+
+// One block of keys [block, block + kKeyBlock), cut to [key_begin, key_end), for all rows of the tile.
+inline void visit_block(TileScratch& t, int rows, const Tile& tile, const AttentionPlan& plan, int heads_per_kv,
+                        const AttentionSpec& s, const KvPages& kv, int kv_head, int block) {
+  const int d = padded(s.dim);
+  int32_t first[kTileRows], limit[kTileRows];
+  int low = kKeyBlock, high = 0;
+  for (int r = 0; r < rows; ++r) {
+    const int token = tile.token + r / heads_per_kv;
+    first[r] = std::min(std::max(std::max(plan.first[token], tile.key_begin) - block, 0), kKeyBlock);
+    limit[r] = std::min(std::max(std::min(plan.limit[token], tile.key_end) - block, 0), kKeyBlock);
+    if (first[r] >= limit[r]) first[r] = limit[r] = 0;
+    else {
+      low = std::min<int>(low, first[r]);
+      high = std::max<int>(high, limit[r]);
+    }
+  }
+  if (low >= high) return;
+  const int32_t* table = plan.kv_indices + tile.table;
+  gather(kv, kv.k, table, block + low, block + high, s, kv_head, t.keys);
+  const int from = low / 8 * 8;
+  int r = 0;
+  for (; r + 4 <= rows; r += 4) score_rows<4>(t.query + r * d, t.keys, d, from, high, t.scores + r * kKeyBlock);
+  if (rows - r >= 2) {
+    score_rows<2>(t.query + r * d, t.keys, d, from, high, t.scores + r * kKeyBlock);
+    r += 2;
+  }
+  if (rows > r) score_rows<1>(t.query + r * d, t.keys, d, from, high, t.scores + r * kKeyBlock);
+  for (r = 0; r < rows; ++r)
+    if (first[r] < limit[r])
+      soften(t.scores + r * kKeyBlock, first[r], limit[r], s, t.peak + r, t.total + r, t.mixed + r * d, d);
+  gather(kv, kv.v, table, block + low, block + high, s, kv_head, t.values);
+  for (r = 0; r + 4 <= rows; r += 4)
+    mix_block<4>(t.scores + r * kKeyBlock, t.values, d, first + r, limit + r, t.mixed + r * d);
+  for (; r + 3 <= rows; r += 3)
+    mix_block<3>(t.scores + r * kKeyBlock, t.values, d, first + r, limit + r, t.mixed + r * d);
+  for (; r < rows; ++r)
+    mix_block<1>(t.scores + r * kKeyBlock, t.values, d, first + r, limit + r, t.mixed + r * d);
+}
+
+// The split (peak, total, mixed) joins what the splits before it gave.
+inline void merge_split(float peak, float total, const float* mixed, int d, float* peak_to, float* total_to,
+                        float* to) {
+  const float best = std::max(*peak_to, peak), anchor = std::max(best, -FLT_MAX);
+  const float keep = exp_one(*peak_to - anchor), take = exp_one(peak - anchor);
+  *total_to = *total_to * keep + total * take;
+  for (int c = 0; c < d; c += W)
+    store(to + c, add(mul(load(to + c), set1(keep)), mul(load(mixed + c), set1(take))));
+  *peak_to = best;
+}
+
+inline void write_row(const float* mixed, float total, int dim, float* out) {
+  for (int c = 0; c < dim; c += W) store_some(out + c, div(load(mixed + c), set1(total)), dim - c);
+}
+
+inline float* partial_at(float* partial, int64_t slot, int head, const AttentionSpec& s) {
+  return partial + (slot * s.heads + head) * (padded(s.dim) + 2);
+}
+
+inline void begin_rows(TileScratch& t, int rows, int d) {
+  std::fill(t.peak, t.peak + rows, -INFINITY);
+  std::fill(t.total, t.total + rows, 0.0f);
+  std::fill(t.mixed, t.mixed + static_cast<int64_t>(rows) * d, 0.0f);
+}
+
+class Attention {
+ public:
+  Attention(const float* q, int64_t stride, const AttentionPlan& plan, const AttentionSpec& spec, const KvPages& kv,
+            float* partial, float* out)
+      : q_(q), stride_(stride), plan_(plan), s_(spec), kv_(kv), partial_(partial), out_(out) {}
+
+  void run(const Tile& tile, int kv_head, TileScratch& t) const {
+    const int group = s_.heads / s_.kv_heads, d = padded(s_.dim), rows = tile.n_tokens * group;
+    for (int r = 0; r < rows; ++r) {
+      const float* from = q_ + (tile.token + r / group) * stride_ + (kv_head * group + r % group) * s_.dim;
+      for (int c = 0; c < d; c += W) store(t.query + r * d + c, load_some(from + c, s_.dim - c));
+    }
+    if (tile.split >= 0) run_split(tile, kv_head, rows, t);
+    else run_all(tile, kv_head, rows, t);
+  }
+
+  // All splits of one token and head, in order.
+  void merge(int32_t token, int head, TileScratch& t) const {
+    const int d = padded(s_.dim), begin = plan_.first[token] / kKeySplit;
+    const int end = (plan_.limit[token] + kKeySplit - 1) / kKeySplit;
+    const float* part = partial_at(partial_, plan_.partial[token], head, s_);
+    float peak = part[0], total = part[1];
+    std::memcpy(t.merged, part + 2, d * sizeof(float));
+    for (int split = begin + 1; split < end; ++split) {
+      part = partial_at(partial_, plan_.partial[token] + split - begin, head, s_);
+      merge_split(part[0], part[1], part + 2, d, &peak, &total, t.merged);
+    }
+    write_row(t.merged, total, s_.dim, out_ + (static_cast<int64_t>(token) * s_.heads + head) * s_.dim);
+  }
+
+ private:
+  void visit(const Tile& tile, int kv_head, int rows, TileScratch& t, int begin, int end) const {
+    for (int block = begin / kKeyBlock * kKeyBlock; block < end; block += kKeyBlock)
+      visit_block(t, rows, tile, plan_, s_.heads / s_.kv_heads, s_, kv_, kv_head, block);
+  }
+
+  float* slot(const Tile& tile, int row, int kv_head) const {
+    const int group = s_.heads / s_.kv_heads, token = tile.token + row / group;
+    const int64_t at = plan_.partial[token] + tile.split - plan_.first[token] / kKeySplit;
+    return partial_at(partial_, at, kv_head * group + row % group, s_);
+  }
+
+  // Goes on from what an earlier pass left where the tile begins inside a split.
+  void run_split(const Tile& tile, int kv_head, int rows, TileScratch& t) const {
+    const int d = padded(s_.dim), group = s_.heads / s_.kv_heads;
+    begin_rows(t, rows, d);
+    for (int r = 0; r < rows; ++r) {
+      const int start = std::max(plan_.first[tile.token + r / group], tile.split * kKeySplit);
+      if (tile.key_begin <= start) continue;
+      const float* part = slot(tile, r, kv_head);
+      t.peak[r] = part[0];
+      t.total[r] = part[1];
+      std::memcpy(t.mixed + r * d, part + 2, d * sizeof(float));
+    }
+    visit(tile, kv_head, rows, t, tile.key_begin, tile.key_end);
+    for (int r = 0; r < rows; ++r) {
+      const int token = tile.token + r / group;
+      if (tile.split < plan_.first[token] / kKeySplit || tile.split * kKeySplit >= plan_.limit[token]) continue;
+      float* part = slot(tile, r, kv_head);
+      part[0] = t.peak[r];
+      part[1] = t.total[r];
+      std::memcpy(part + 2, t.mixed + r * d, d * sizeof(float));
+    }
+  }
+
+  void run_all(const Tile& tile, int kv_head, int rows, TileScratch& t) const {
+    const int d = padded(s_.dim), group = s_.heads / s_.kv_heads;
+    float* peak = t.peak + kTileRows;
+    float* total = t.total + kTileRows;
+    for (int split = tile.key_begin / kKeySplit; split * kKeySplit < tile.key_end; ++split) {
+      begin_rows(t, rows, d);
+      visit(tile, kv_head, rows, t, std::max(tile.key_begin, split * kKeySplit),
+            std::min(tile.key_end, (split + 1) * kKeySplit));
+      for (int r = 0; r < rows; ++r) {
+        const int token = tile.token + r / group, begin = plan_.first[token] / kKeySplit;
+        if (split < begin || split * kKeySplit >= plan_.limit[token]) continue;
+        if (split == begin) {
+          peak[r] = t.peak[r];
+          total[r] = t.total[r];
+          std::memcpy(t.merged + r * d, t.mixed + r * d, d * sizeof(float));
+        } else {
+          merge_split(t.peak[r], t.total[r], t.mixed + r * d, d, peak + r, total + r, t.merged + r * d);
+        }
+      }
+    }
+    for (int r = 0; r < rows; ++r) {
+      const int64_t token = tile.token + r / group, head = kv_head * group + r % group;
+      write_row(t.merged + r * d, total[r], s_.dim, out_ + (token * s_.heads + head) * s_.dim);
+    }
+  }
+
+  const float* q_;
+  const int64_t stride_;
+  const AttentionPlan& plan_;
+  const AttentionSpec& s_;
+  const KvPages& kv_;
+  float* partial_;
+  float* out_;
+};
+
+// Calls work(i) for i in [0, n), each once, by whichever thread is free. Ends with a sync.
+template <class Work>
+inline void take_turns(Team& team, int which, int64_t n, Work work) {
+  for (int64_t i = team.counters[which].fetch_add(1); i < n; i = team.counters[which].fetch_add(1)) work(i);
+  team.sync();
+  if (team.id == 0) team.counters[which].store(0);
+}
+
+inline void attend(Team& team, const float* q, int64_t stride, const AttentionPlan& plan, const AttentionSpec& spec,
+                   const KvPages& kv, float* partial, float* out) {
+  const Attention attention(q, stride, plan, spec, kv, partial, out);
+  thread_local std::vector<float> memory;  // grows to the largest model's tile, then stays
+  if (static_cast<int64_t>(memory.size()) < TileScratch::floats(spec)) memory.resize(TileScratch::floats(spec));
+  TileScratch scratch(memory.data(), spec);
+  auto tiles = [&](const std::vector<Tile>& list) {
+    return [&](int64_t i) { attention.run(list[i / spec.kv_heads], static_cast<int>(i % spec.kv_heads), scratch); };
+  };
+  if (!plan.shared.empty()) take_turns(team, 0, plan.shared.size() * spec.kv_heads, tiles(plan.shared));
+  take_turns(team, 1, plan.own.size() * spec.kv_heads, tiles(plan.own));
+  if (plan.merged.empty()) return;
+  int64_t begin, end;
+  team.share(plan.merged.size() * spec.heads, &begin, &end);
+  for (int64_t i = begin; i < end; ++i)
+    attention.merge(plan.merged[i / spec.heads], static_cast<int>(i % spec.heads), scratch);
+  team.sync();
+}
+
+}  // namespace RAMET_ARCH
+}  // namespace ramet

@@ -1,0 +1,14 @@
+#define RAMET_AVX2
+#include "decoder.h"
+
+namespace ramet {
+
+const Kernels* kernels_avx2() {
+  namespace arch = RAMET_ARCH;
+  static const Kernels table = {"avx2",        arch::packed_bytes, arch::pack,     arch::linear, arch::rms_norm,
+                                arch::silu_mul, arch::rope,         arch::store_kv, arch::attend, arch::layers,
+                                arch::exp_sum};
+  return &table;
+}
+
+}  // namespace ramet

@@ -1,0 +1,140 @@
+// Norms, rotation, activation, KV stores: one row at a time, each in an order of its own.
+#pragma once
+
+#include <cmath>
+#include <cstring>
+
+#include "attention.h"
+#include "linear.h"
+
+namespace ramet {
+namespace RAMET_ARCH {
+
+// normed = weight * t / sqrt(mean(t^2) + eps) with t = x, or x + add (then also written to total). May be in place.
+inline void rms_norm_row(const float* x, const float* add_to, const float* weight, float eps, int64_t n, float* normed,
+                         float* total) {
+  vf sum = zero(), more = zero();
+  const float* t = add_to ? total : x;
+  for (int64_t i = 0; i < n; i += 2 * W) {
+    for (int64_t j = i; j < std::min(n, i + 2 * W); j += W) {
+      vf value = load_some(x + j, n - j);
+      if (add_to) {
+        value = add(value, load_some(add_to + j, n - j));
+        store_some(total + j, value, n - j);
+      }
+      vf& half = j == i ? sum : more;
+      half = fma(value, value, half);
+    }
+  }
+  const float mean = reduce_add(add(sum, more)) / static_cast<float>(n);
+  const vf scale = set1(1.0f / std::sqrt(mean + eps));
+  for (int64_t i = 0; i < n; i += W) {
+    const vf value = mul(load_some(t + i, n - i), scale);
+    store_some(normed + i, mul(value, load_some(weight + i, n - i)), n - i);
+  }
+}
+
+inline void rms_norm(Team& team, const float* x, const float* add_to, const float* weight, float eps, int64_t m,
+                     int64_t n, float* normed, float* total) {
+  int64_t begin, end;
+  team.share(m, &begin, &end);
+  for (int64_t row = begin * n; row < end * n; row += n)
+    rms_norm_row(x + row, add_to ? add_to + row : nullptr, weight, eps, n, normed + row, total ? total + row : nullptr);
+}
+
+inline void silu_mul_some(const float* gate, const float* up, int64_t n, float* out) {
+  for (int64_t i = 0; i < n; i += W) {
+    const vf g = load_some(gate + i, n - i);
+    const vf silu = div(g, add(set1(1.0f), exp(sub(zero(), g))));
+    store_some(out + i, mul(silu, load_some(up + i, n - i)), n - i);
+  }
+}
+
+inline void silu_mul(Team& team, const float* gate_up, int64_t m, int64_t n, float* out) {
+  int64_t begin, end;
+  team.share(m, &begin, &end);
+  for (int64_t row = begin; row < end; ++row)
+    silu_mul_some(gate_up + row * 2 * n, gate_up + row * 2 * n + n, n, out + row * n);
+}
+
+// Rotates the halves of one head in place.
+inline void rope_head(float* x, int64_t dim, const float* cos_sin) {
+  const int64_t half = dim / 2;
+  for (int64_t i = 0; i < half; i += W) {
+    const int64_t left = half - i;
+    const vf a = load_some(x + i, left), b = load_some(x + half + i, left);
+    const vf c = load_some(cos_sin + i, left), s = load_some(cos_sin + half + i, left);
+    store_some(x + i, sub(mul(a, c), mul(b, s)), left);
+    store_some(x + half + i, add(mul(b, c), mul(a, s)), left);
+  }
+}
+
+inline void rope(Team& team, float* x, int64_t tokens, int64_t heads, int64_t dim, int64_t stride,
+                 const int32_t* positions, const float* cos_sin) {
+  int64_t begin, end;
+  team.share(tokens * heads, &begin, &end);
+  for (int64_t i = begin; i < end; ++i)
+    rope_head(x + i / heads * stride + i % heads * dim, dim, cos_sin + positions[i / heads] * dim);
+}
+
+inline void narrow_row(Format f, const float* from, int64_t n, uint8_t* to) {
+  if (f == Format::F32) {
+    std::memcpy(to, from, n * 4);
+    return;
+  }
+  uint16_t* half = reinterpret_cast<uint16_t*>(to);
+  if (f == Format::BF16) {
+    for (int64_t i = 0; i < n; ++i) {  // to nearest, ties to even; a NaN stays one
+      uint32_t bits;
+      std::memcpy(&bits, from + i, 4);
+      const bool nan = (bits & 0x7fffffff) > 0x7f800000;
+      half[i] = static_cast<uint16_t>(nan ? (bits >> 16) | 0x40 : (bits + 0x7fff + (bits >> 16 & 1)) >> 16);
+    }
+    return;
+  }
+  for (int64_t i = 0; i < n; i += W) {
+    uint16_t lane[W];
+    store_f16(lane, load_some(from + i, n - i));
+    std::memcpy(half + i, lane, std::min<int64_t>(W, n - i) * 2);
+  }
+}
+
+inline void store_kv(Team& team, const float* k, const float* v, int64_t stride, const Step& step,
+                     const AttentionSpec& s, const KvPages& kv) {
+  const int64_t n = static_cast<int64_t>(s.kv_heads) * s.dim, bytes = n * kv_bytes(kv.format);
+  int64_t begin, end;
+  team.share(step.tokens, &begin, &end);
+  for (int64_t t = begin; t < end; ++t) {
+    narrow_row(kv.format, k + t * stride, n, kv.k + step.slots[t] * bytes);
+    narrow_row(kv.format, v + t * stride, n, kv.v + step.slots[t] * bytes);
+  }
+  team.sync();
+  if (!step.n_copies) return;
+  team.share(step.n_copies, &begin, &end);
+  for (int64_t i = begin; i < end; ++i) {
+    std::memcpy(kv.k + step.copy_dst[i] * bytes, kv.k + step.copy_src[i] * bytes, bytes);
+    std::memcpy(kv.v + step.copy_dst[i] * bytes, kv.v + step.copy_src[i] * bytes, bytes);
+  }
+  team.sync();
+}
+
+inline double exp_sum(const float* x, int64_t n, float shift, float scale, float* out) {
+  double total = 0.0;
+  for (int64_t i = 0; i < n; i += 512) {
+    vf sum = zero();
+    for (int64_t j = i; j < std::min(n, i + 512); j += W) {
+      const vf value = mul(sub(load_some(x + j, n - j, -INFINITY), set1(shift)), set1(scale));
+      float lane[W];
+      store(lane, exp(value));
+      for (int l = 0; l < W; ++l)
+        if (j + l >= n || x[j + l] == -INFINITY) lane[l] = 0.0f;
+      sum = add(sum, load(lane));
+      if (out) store_some(out + j, load(lane), n - j);
+    }
+    total += reduce_add(sum);
+  }
+  return total;
+}
+
+}  // namespace RAMET_ARCH
+}  // namespace ramet

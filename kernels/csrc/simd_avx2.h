@@ -1,0 +1,109 @@
+// Eight lanes: AVX2, FMA and F16C.
+#pragma once
+
+#include <immintrin.h>
+
+#include "api.h"
+
+namespace ramet {
+namespace RAMET_ARCH {
+
+constexpr int W = 8;
+using vf = __m256;
+
+inline vf zero() { return _mm256_setzero_ps(); }
+inline vf set1(float x) { return _mm256_set1_ps(x); }
+inline vf load(const float* p) { return _mm256_loadu_ps(p); }
+inline void store(float* p, vf x) { _mm256_storeu_ps(p, x); }
+inline vf add(vf a, vf b) { return _mm256_add_ps(a, b); }
+inline vf sub(vf a, vf b) { return _mm256_sub_ps(a, b); }
+inline vf mul(vf a, vf b) { return _mm256_mul_ps(a, b); }
+inline vf div(vf a, vf b) { return _mm256_div_ps(a, b); }
+inline vf fma(vf a, vf b, vf c) { return _mm256_fmadd_ps(a, b, c); }
+inline vf max(vf a, vf b) { return _mm256_max_ps(a, b); }  // b where either is NaN
+inline vf min(vf a, vf b) { return _mm256_min_ps(a, b); }
+inline vf abs(vf a) { return _mm256_andnot_ps(_mm256_set1_ps(-0.0f), a); }
+inline vf round(vf a) { return _mm256_round_ps(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
+
+// a * 2^n for whole n in [-126, 127].
+inline vf scale2(vf a, vf n) {
+  __m256i bits = _mm256_slli_epi32(_mm256_add_epi32(_mm256_cvtps_epi32(n), _mm256_set1_epi32(127)), 23);
+  return _mm256_mul_ps(a, _mm256_castsi256_ps(bits));
+}
+
+inline vf load_bf16(const uint16_t* p) {
+  __m256i wide = _mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+  return _mm256_castsi256_ps(_mm256_slli_epi32(wide, 16));
+}
+inline vf load_f16(const uint16_t* p) {
+  return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+}
+inline void store_f16(uint16_t* p, vf x) {
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm256_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
+}
+
+// ((0+1)+(2+3)) + ((4+5)+(6+7)) of each of eight vectors.
+inline void reduce8(const vf* a, float* out) {
+  vf low = _mm256_hadd_ps(_mm256_hadd_ps(a[0], a[1]), _mm256_hadd_ps(a[2], a[3]));
+  vf high = _mm256_hadd_ps(_mm256_hadd_ps(a[4], a[5]), _mm256_hadd_ps(a[6], a[7]));
+  vf left = _mm256_permute2f128_ps(low, high, 0x20), right = _mm256_permute2f128_ps(low, high, 0x31);
+  _mm256_storeu_ps(out, _mm256_add_ps(left, right));
+}
+inline float reduce_add(vf a) {
+  __m256 pairs = _mm256_hadd_ps(a, a);
+  pairs = _mm256_hadd_ps(pairs, pairs);
+  return _mm_cvtss_f32(_mm_add_ss(_mm256_castps256_ps128(pairs), _mm256_extractf128_ps(pairs, 1)));
+}
+inline float reduce_max(vf a) {
+  __m128 half = _mm_max_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps(a, 1));
+  half = _mm_max_ps(half, _mm_movehl_ps(half, half));
+  return _mm_cvtss_f32(_mm_max_ss(half, _mm_shuffle_ps(half, half, 1)));
+}
+
+// W rounded floats as int8.
+inline void store_int8(int8_t* p, vf x) {
+  __m256i wide = _mm256_cvtps_epi32(x);
+  __m128i words = _mm_packs_epi32(_mm256_castsi256_si128(wide), _mm256_extracti128_si256(wide, 1));
+  _mm_storel_epi64(reinterpret_cast<__m128i*>(p), _mm_packs_epi16(words, words));
+}
+
+// Dot products of one group of 32: lane c holds output channel c. `w` is the group's packed quants (word j of
+// channel c at (j * W + c) * 4), `x[r]` row r's 32 int8. The integer sums are exact.
+template <int R>
+inline void dot_q4(const uint8_t* w, const int8_t* const* x, const GroupScale* const*, int64_t, vf* out) {
+  const __m256i nibble = _mm256_set1_epi8(15), ones = _mm256_set1_epi16(1);
+  __m256i sum[R];  // int16: at most 8 * 2 * 15 * 127 = 30480 in magnitude
+  for (int r = 0; r < R; ++r) sum[r] = _mm256_setzero_si256();
+  for (int j = 0; j < 4; ++j) {
+    const __m256i both = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(w + j * 32));
+    const __m256i low = _mm256_and_si256(both, nibble), high = _mm256_and_si256(_mm256_srli_epi16(both, 4), nibble);
+    for (int r = 0; r < R; ++r) {
+      const __m256i xl = _mm256_set1_epi32(*reinterpret_cast<const int32_t*>(x[r] + 4 * j));
+      const __m256i xh = _mm256_set1_epi32(*reinterpret_cast<const int32_t*>(x[r] + 16 + 4 * j));
+      sum[r] = _mm256_add_epi16(sum[r], _mm256_maddubs_epi16(low, xl));
+      sum[r] = _mm256_add_epi16(sum[r], _mm256_maddubs_epi16(high, xh));
+    }
+  }
+  for (int r = 0; r < R; ++r) out[r] = _mm256_cvtepi32_ps(_mm256_madd_epi16(sum[r], ones));
+}
+
+template <int R>
+inline void dot_q8(const uint8_t* w, const int8_t* const* x, const GroupScale* const*, int64_t, vf* out) {
+  const __m256i ones = _mm256_set1_epi16(1);
+  __m256i sum[R];
+  for (int r = 0; r < R; ++r) sum[r] = _mm256_setzero_si256();
+  for (int j = 0; j < 8; ++j) {
+    const __m256i q = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(w + j * 32));
+    const __m256i magnitude = _mm256_abs_epi8(q);  // 128 at most, as unsigned
+    for (int r = 0; r < R; ++r) {
+      const __m256i xv = _mm256_set1_epi32(*reinterpret_cast<const int32_t*>(x[r] + 4 * j));
+      // pairs: at most 2 * 128 * 127 = 32512, so the saturating add never saturates
+      const __m256i pairs = _mm256_maddubs_epi16(magnitude, _mm256_sign_epi8(xv, q));
+      sum[r] = _mm256_add_epi32(sum[r], _mm256_madd_epi16(pairs, ones));
+    }
+  }
+  for (int r = 0; r < R; ++r) out[r] = _mm256_cvtepi32_ps(sum[r]);
+}
+
+}  // namespace RAMET_ARCH
+}  // namespace ramet
