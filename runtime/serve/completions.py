@@ -101,6 +101,7 @@ def _submits(body: CompletionRequest, prompts: Sequence[Prompt], trace: Trace) -
             grammar=grammar,
             namespace=trace.caller.namespace(body.cache_salt or body.extra_key),
             client=trace.caller.digest,
+            group=trace.caller.digest,
             priority=body.priority or 0,
             prompt_logprobs_from=0 if body.echo and body.logprobs is not None else None,
         )

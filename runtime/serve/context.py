@@ -13,6 +13,7 @@ from runtime.errors import InvalidRequest, NotFound
 from runtime.generate import Generator
 from runtime.messages import NamespaceKey
 from runtime.serve.history import AnswerHistory
+from runtime.serve.live import LiveIds
 from runtime.serve.metrics import Metrics
 from runtime.serve.store import ResponseStore
 from runtime.step import ModelSpec
@@ -63,6 +64,7 @@ class Serving:
     metrics: Metrics
     store: ResponseStore
     history: AnswerHistory
+    live: LiveIds = field(default_factory=LiveIds)
     created: int = field(default_factory=lambda: int(time.time()))
 
     @property

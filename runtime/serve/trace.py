@@ -29,6 +29,10 @@ class Trace:
     aborted: bool = False
     _last: float = 0.0
 
+    def age(self) -> float:
+        """Seconds since the request arrived."""
+        return time.monotonic() - self.started
+
     def tokens(self, n: int) -> None:
         """`n` tokens of an answer arrived."""
         now = time.monotonic()

@@ -76,6 +76,7 @@ def plan_turn(serving: Serving, turn: Turn) -> PlannedTurn:
             grammar=grammar,
             namespace=turn.caller.namespace(turn.salt),
             client=turn.caller.digest,
+            group=turn.caller.digest,
             priority=turn.priority,
         ),
         prompt=text,

@@ -30,13 +30,14 @@ CHATML = (
 )
 THINKING = CHATML.replace(
     "assistant\n{% endif %}",
-    "assistant\n{% if enable_thinking is defined and not enable_thinking %}<think>\n\n</think>\n\n{% endif %}{% endif %}",
+    "assistant\n{% if enable_thinking is defined and not enable_thinking %}"
+    "<think>\n\n</think>\n\n{% endif %}{% endif %}",
 )
 
 
 def byte_tokenizer(template: str = CHATML) -> Tokenizer:
     """256 byte tokens and a few special ones."""
-    vocab = {char: byte for char, byte in byte_alphabet().items()}
+    vocab = dict(byte_alphabet())
     backend = Backend(models.BPE(vocab, []))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     backend.decoder = decoders.ByteLevel()
@@ -108,7 +109,7 @@ class ScriptedClient:
             if self.hold is not None:
                 await self.hold.wait()
             await asyncio.sleep(0)
-            finish: Finish | None = None
+            finish: Finish | None = Finish(reason="length") if submit.params.max_tokens == 0 else None
             if step == self.fail_at:
                 finish, ids = Finish(reason="error", status=500, message="the step failed"), []
             taken: list[int] = []

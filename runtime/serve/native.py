@@ -1,0 +1,169 @@
+"""POST and PUT /generate: SGLang's native API. Streams are cumulative, as its clients expect."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
+
+from msgspec.structs import replace
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import BaseRoute, Route
+
+from runtime.generate import Delta, Stream
+from runtime.messages import Finish, TokenLogprob, Usage
+from runtime.serve.context import Serving
+from runtime.serve.live import Claim
+from runtime.serve.native_request import Batch, GenerateRequest, Item, read_batch
+from runtime.serve.streams import errors_as_events, started
+from runtime.serve.trace import Trace, trace_of
+from runtime.serve.wire import DONE, EventStream, event, json_response, read, unless_gone
+
+
+def routes(serving: Serving) -> list[BaseRoute]:
+    """The endpoint, bound to one served model."""
+
+    async def generate(request: Request) -> Response:
+        body = await read(request, GenerateRequest)
+        trace = trace_of(request)
+        job = GenerateJob(serving, read_batch(serving, body, trace.caller), trace)
+        if not body.stream:
+            await unless_gone(request, job.collect())
+            return json_response(job.whole())
+        deltas = await unless_gone(request, started(job))
+        return EventStream(errors_as_events(_events(job, deltas)), trace)
+
+    return [Route("/generate", generate, methods=["POST", "PUT"])]
+
+
+async def _events(job: GenerateJob, deltas: AsyncIterator[Delta]) -> AsyncIterator[bytes]:
+    async for delta in deltas:
+        yield event(job.chunk(delta))
+    yield DONE
+
+
+class GenerateJob:
+    """One /generate request: iterate for Deltas, or `collect`; then read it `whole`. Also the ZMQ door's."""
+
+    def __init__(self, serving: Serving, batch: Batch, trace: Trace) -> None:
+        self._serving = serving
+        self._batch = batch
+        self._trace = trace
+        generator = serving.generator
+        self._rids = [generator.new_rid() for _ in batch.items]
+        names = batch.names or self._rids
+        submits = [replace(item.submit, rid=rid) for item, rid in zip(batch.items, self._rids, strict=True)]
+        self._claim: Claim | None = None
+        self._stream = Stream(generator, submits, batch.n, "text")
+        self.states = [
+            _State(serving, batch, item, name, j)
+            for item, name in zip(batch.items, names, strict=True)
+            for j in range(batch.n)
+        ]
+
+    async def __aiter__(self) -> AsyncIterator[Delta]:
+        if self._batch.names:
+            self._claim = self._serving.live.claim(self._trace.caller.digest, self._batch.names, self._rids)
+        try:
+            async for delta in self._stream:
+                if delta.token_ids:
+                    self._trace.tokens(len(delta.token_ids))
+                self.states[delta.index].add(delta)
+                if delta.finish is not None:
+                    self._trace.finished(delta.finish, self.states[delta.index].usage)
+                yield delta
+        finally:
+            self._stream.close()
+            if self._claim is not None:
+                self._claim.release()
+
+    async def collect(self) -> None:
+        async for _ in self:
+            pass
+
+    def whole(self) -> Any:
+        """One object, or a list where the client sent one (or asked for n)."""
+        answers = [state.answer(self._trace) for state in self.states]
+        return answers if self._batch.is_list else answers[0]
+
+    def chunk(self, delta: Delta) -> dict[str, Any]:
+        """Everything so far of the answer that has news."""
+        answer = self.states[delta.index].answer(self._trace)
+        return {**answer, "index": delta.index} if self._batch.is_list else answer
+
+
+class _State:
+    """One answer being written."""
+
+    def __init__(self, serving: Serving, batch: Batch, item: Item, name: str, sample: int) -> None:
+        self._serving = serving
+        self._batch = batch
+        self._item = item
+        self._name = name if batch.n == 1 else f"{name}_{sample}"
+        self._text = ""
+        self._ids: list[int] = []
+        self._input: list[TokenLogprob] = []
+        self._output: list[TokenLogprob] = []
+        self._finish: Finish | None = None
+        self.usage = Usage(prompt_tokens=len(item.prompt.ids))
+
+    def add(self, delta: Delta) -> None:
+        self._text += delta.text
+        self._ids += delta.token_ids
+        self._input += delta.prompt_logprobs or ()
+        self._output += delta.logprobs or ()
+        if delta.finish is not None:
+            self._finish = delta.finish
+            self.usage = delta.usage or self.usage
+
+    def answer(self, trace: Trace) -> dict[str, Any]:
+        usage = self.usage
+        meta: dict[str, Any] = {
+            "id": self._name,
+            "finish_reason": self._reason(),
+            "prompt_tokens": len(self._item.prompt.ids),
+            "completion_tokens": len(self._ids),
+            "cached_tokens": usage.cached_tokens,
+            "cached_tokens_details": {"device": usage.cached_tokens, "host": 0},
+            "e2e_latency": trace.age(),
+            "weight_version": "default",
+            "num_retractions": usage.retractions,
+            "reasoning_tokens": 0,
+        }
+        if self._item.submit.params.logprobs:
+            meta |= self._logprobs()
+        return {"text": self._text, "output_ids": list(self._ids), "meta_info": meta}
+
+    def _reason(self) -> dict[str, Any] | None:
+        finish = self._finish
+        if finish is None:
+            return None
+        if finish.reason == "stop":
+            matched = finish.matched if finish.matched is not None else (self._ids[-1] if self._ids else None)
+            return {"type": "stop", "matched": matched}
+        if finish.reason == "length":
+            return {"type": "length", "length": len(self._ids)}
+        return {"type": "abort", "message": finish.message or "aborted", "status_code": finish.status, "err_type": None}
+
+    def _logprobs(self) -> dict[str, Any]:
+        meta: dict[str, Any] = {
+            "input_token_logprobs": [self._triple(one.logprob, one.token) for one in self._input],
+            "output_token_logprobs": [self._triple(one.logprob, one.token) for one in self._output],
+            "output_token_logprobs_length": len(self._output),
+        }
+        if self._batch.top:
+            meta["input_top_logprobs"] = self._tops(self._input)
+            meta["output_top_logprobs"] = self._tops(self._output)
+        return meta
+
+    def _tops(self, entries: Sequence[TokenLogprob]) -> list[list[list[Any]] | None]:
+        return [
+            None
+            if one.logprob is None
+            else [self._triple(lp, t) for t, lp in zip(one.top_ids, one.top_logprobs, strict=True)]
+            for one in entries
+        ]
+
+    def _triple(self, logprob: float | None, token: int) -> list[Any]:
+        text = self._serving.tokenizer.decode([token], skip_special=False) if self._batch.text_in_logprobs else None
+        return [logprob, token, text]

@@ -1,0 +1,256 @@
+"""The body of /generate: SGLang's names, brought to Submits."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from runtime.errors import InvalidRequest
+from runtime.messages import GrammarSpec, Submit
+from runtime.params import SamplingParams
+from runtime.serve.context import Caller, Serving
+from runtime.serve.prompts import Prompt, read_prompts
+from runtime.serve.sampling import as_logit_bias, as_stops, canonical, only_grammar
+from runtime.serve.wire import convert
+
+DEFAULT_MAX_NEW_TOKENS = 128
+OUTPUT_ONLY = -1
+_UNSUPPORTED = (
+    "image_data",
+    "audio_data",
+    "video_data",
+    "input_embeds",
+    "session_params",
+    "custom_logit_processor",
+    "return_hidden_states",
+    "token_ids_logprob",
+    "lora_path",
+)
+
+
+class NativeSampling(msgspec.Struct, kw_only=True):
+    """`sampling_params`. Null means the default."""
+
+    max_new_tokens: int | None = None
+    min_new_tokens: int | None = None
+    n: int | None = None
+    stop: str | list[str] | None = None
+    stop_token_ids: list[int] | None = None
+    stop_regex: str | list[str] | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    frequency_penalty: float | None = None
+    presence_penalty: float | None = None
+    repetition_penalty: float | None = None
+    ignore_eos: bool | None = None
+    skip_special_tokens: bool | None = None
+    no_stop_trim: bool | None = None
+    regex: str | None = None
+    json_schema: str | dict[str, Any] | None = None
+    ebnf: str | None = None
+    structural_tag: str | dict[str, Any] | None = None
+    logit_bias: dict[str, float] | None = None
+    sampling_seed: int | None = None
+
+
+class GenerateRequest(msgspec.Struct, kw_only=True):
+    """The body. Unknown keys are ignored."""
+
+    text: Any = None
+    input_ids: Any = None
+    sampling_params: Any = None
+    stream: bool | None = None
+    return_logprob: bool | list[bool] | None = None
+    logprob_start_len: int | list[int] | None = None
+    top_logprobs_num: int | list[int] | None = None
+    return_text_in_logprobs: bool | None = None
+    rid: str | list[str] | None = None
+    extra_key: str | None = None
+    cache_salt: str | None = None
+    priority: int | None = None
+    image_data: Any = None
+    audio_data: Any = None
+    video_data: Any = None
+    input_embeds: Any = None
+    session_params: Any = None
+    custom_logit_processor: Any = None
+    return_hidden_states: Any = None
+    token_ids_logprob: Any = None
+    lora_path: Any = None
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """One prompt of the request. `start`: first prompt token that is scored, None for none."""
+
+    prompt: Prompt
+    submit: Submit
+    start: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """The request as a whole. `names`: what the client calls each item. `is_list`: the answer is a list."""
+
+    items: Sequence[Item]
+    names: Sequence[str]
+    n: int
+    is_list: bool
+    logprobs: bool
+    text_in_logprobs: bool
+    top: int
+
+
+def read_batch(serving: Serving, body: GenerateRequest, caller: Caller) -> Batch:
+    """Check and translate. Raises InvalidRequest naming the parameter."""
+    for name in _UNSUPPORTED:
+        if _is_set(getattr(body, name)):
+            raise InvalidRequest(f"{name} is not supported by this server.", param=name)
+    prompts, is_list = _prompts(serving, body)
+    sampling = _sampling(body.sampling_params, len(prompts))
+    n = serving.check_batch(len(prompts), sampling[0].n)
+    if any((one.n or 1) != n for one in sampling):
+        raise InvalidRequest("All sampling_params of a batch must have the same n.", param="sampling_params.n")
+    items = [_item(body, i, prompt, sampling[i], caller) for i, prompt in enumerate(prompts)]
+    return Batch(
+        items=items,
+        names=_names(body.rid, len(prompts)),
+        n=n,
+        is_list=is_list or n > 1,
+        logprobs=any(item.submit.params.logprobs for item in items),
+        text_in_logprobs=bool(body.return_text_in_logprobs),
+        top=max(item.submit.params.top_logprobs for item in items),
+    )
+
+
+def _is_set(value: Any) -> bool:
+    if isinstance(value, list):
+        return any(_is_set(item) for item in value)
+    return value is not None and value is not False
+
+
+def _prompts(serving: Serving, body: GenerateRequest) -> tuple[list[Prompt], bool]:
+    if (body.text is None) == (body.input_ids is None):
+        raise InvalidRequest("Exactly one of text and input_ids is needed.", param="text")
+    if body.input_ids is not None:
+        if not isinstance(body.input_ids, list):
+            raise InvalidRequest("input_ids must be a list of token ids.", param="input_ids")
+        return read_prompts(body.input_ids, serving.tokenizer, "input_ids")
+    if isinstance(body.text, list) and not all(isinstance(text, str) for text in body.text):
+        raise InvalidRequest("text must be text or a list of texts; token ids go into input_ids.", param="text")
+    return read_prompts(body.text, serving.tokenizer, "text")
+
+
+def _sampling(value: Any, n_prompts: int) -> list[NativeSampling]:
+    if not isinstance(value, list):
+        one = convert(value if value is not None else {}, NativeSampling)
+        return [one] * n_prompts
+    if len(value) != n_prompts:
+        raise InvalidRequest(
+            f"sampling_params has {len(value)} entries for {n_prompts} prompts.", param="sampling_params"
+        )
+    return [convert(item if item is not None else {}, NativeSampling) for item in value]
+
+
+def _item(body: GenerateRequest, i: int, prompt: Prompt, sampling: NativeSampling, caller: Caller) -> Item:
+    logprobs = bool(_at(body.return_logprob, i))
+    top = _at(body.top_logprobs_num, i) or 0
+    params = _params(sampling, logprobs, top if logprobs else 0)
+    start = _score_from(_at(body.logprob_start_len, i), params, len(prompt.ids)) if logprobs else None
+    submit = Submit(
+        rid="",
+        tokens=prompt.packed,
+        params=params,
+        grammar=_grammar(sampling),
+        namespace=caller.namespace(body.cache_salt or body.extra_key),
+        client=caller.digest,
+        group=caller.digest,
+        priority=body.priority or 0,
+        prompt_logprobs_from=start,
+    )
+    return Item(prompt, submit, start)
+
+
+def _at(value: Any, i: int) -> Any:
+    if not isinstance(value, list):
+        return value
+    if i >= len(value):
+        raise InvalidRequest("A list of options must have one entry for each prompt.", param="sampling_params")
+    return value[i]
+
+
+def _score_from(start: int | None, params: SamplingParams, n_prompt: int) -> int | None:
+    """Without a start, only a request that generates nothing has its prompt scored."""
+    if start is None:
+        start = 0 if params.max_tokens == 0 else OUTPUT_ONLY
+    if start < OUTPUT_ONLY:
+        raise InvalidRequest("logprob_start_len must be -1 or more.", param="logprob_start_len")
+    return None if start == OUTPUT_ONLY or start >= n_prompt else start
+
+
+def _params(sampling: NativeSampling, logprobs: bool, top: int) -> SamplingParams:
+    if sampling.stop_regex:
+        raise InvalidRequest("stop_regex is not supported; use stop or a regex grammar.", param="stop_regex")
+    names = (
+        ("temperature", "temperature"),
+        ("top_p", "top_p"),
+        ("top_k", "top_k"),
+        ("min_p", "min_p"),
+        ("frequency_penalty", "frequency_penalty"),
+        ("presence_penalty", "presence_penalty"),
+        ("repetition_penalty", "repetition_penalty"),
+        ("ignore_eos", "ignore_eos"),
+        ("skip_special_tokens", "skip_special_tokens"),
+        ("sampling_seed", "seed"),
+        ("min_new_tokens", "min_tokens"),
+    )
+    given = {ours: value for theirs, ours in names if (value := getattr(sampling, theirs)) is not None}
+    limit = sampling.max_new_tokens
+    return SamplingParams(
+        **given,
+        max_tokens=DEFAULT_MAX_NEW_TOKENS if limit is None else limit,
+        stop=as_stops(sampling.stop),
+        stop_token_ids=tuple(sampling.stop_token_ids or ()),
+        logit_bias=as_logit_bias(sampling.logit_bias),
+        include_stop_str=bool(sampling.no_stop_trim),
+        logprobs=logprobs,
+        top_logprobs=top,
+    )
+
+
+def _grammar(sampling: NativeSampling) -> GrammarSpec | None:
+    found: list[GrammarSpec] = []
+    if sampling.regex is not None:
+        found.append(GrammarSpec(kind="regex", spec=sampling.regex))
+    if sampling.ebnf is not None:
+        found.append(GrammarSpec(kind="ebnf", spec=sampling.ebnf))
+    if sampling.json_schema is not None:
+        found.append(GrammarSpec(kind="json_schema", spec=_json(sampling.json_schema, "json_schema")))
+    if sampling.structural_tag is not None:
+        found.append(GrammarSpec(kind="structural_tag", spec=_json(sampling.structural_tag, "structural_tag")))
+    return only_grammar(found)
+
+
+def _json(value: str | dict[str, Any], param: str) -> str:
+    """Canonical JSON of a value that may come as a string holding JSON."""
+    if isinstance(value, str):
+        try:
+            value = msgspec.json.decode(value)
+        except msgspec.DecodeError as error:
+            raise InvalidRequest(f"{param} is not valid JSON: {error}.", param=param) from None
+    return canonical(value)
+
+
+def _names(rid: str | list[str] | None, n_prompts: int) -> list[str]:
+    if isinstance(rid, list):
+        if len(rid) != n_prompts:
+            raise InvalidRequest(f"rid has {len(rid)} entries for {n_prompts} prompts.", param="rid")
+        return rid
+    if rid is None:
+        return []
+    return [rid] if n_prompts == 1 else [f"{rid}_{i}" for i in range(n_prompts)]
