@@ -327,7 +327,9 @@ class Driver:
         for index, part in enumerate(parts):
             if index:
                 output.append(np.frombuffer(request.segments[index - 1].tokens, "<i4"))
-            output.append(np.asarray(part.ids, np.int32))
+            last = index == len(parts) - 1
+            ids = part.ids if last else self.kept_ids(part.ids, part.finish)[0]
+            output.append(np.asarray(ids, np.int32))
         self.note("gen", tuple(part.gen.name for part in parts), parts[0].step, began, usage, prompt, output)
 
     def note(
