@@ -11,6 +11,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -108,7 +109,7 @@ class FakeRunner:
         self._kv_digest = np.zeros(n_slots, np.uint64)
         self._table = np.full(max_running + 1, -1, np.int64)
         self._table_tag: list[tuple[int, int, int] | None] = [None] * (max_running + 1)  # (rid, attempt, position)
-        self._queue: deque[tuple[str, FakePending, Sequence[Adjust]]] = deque()
+        self._queue: deque[tuple[str, FakePending | None, Any]] = deque()
         self._live: dict[int, _Forward] = {}
         powers = np.full(self.spec.context_length + 1, _BASE, np.uint64)
         powers[0] = 1
@@ -130,7 +131,7 @@ class FakeRunner:
         self._queue.append(("late", pending, tuple(adjust)))
 
     def set_token(self, table_row: int, token: int) -> None:
-        raise NotImplementedError("the scheduler gives resumed rows their tokens in the plan")
+        self._queue.append(("token", None, (table_row, token)))
 
     def close(self) -> None:
         self.closed = True
@@ -143,6 +144,10 @@ class FakeRunner:
             if not self._queue:
                 raise FakeKVError(f"step {pending.plan.step} waits for a late sampling that was never queued")
             kind, owner, adjust = self._queue[0]
+            if owner is None:
+                self._queue.popleft()
+                self._table[adjust[0]] = adjust[1]
+                continue
             if owner.plan.step in self.stuck_at:
                 time.sleep(min(timeout or 0.0, 0.01))
                 raise TimeoutError(f"step {owner.plan.step} does not return")
