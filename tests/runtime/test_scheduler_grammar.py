@@ -1,0 +1,225 @@
+"""Constrained rows: masks from the true state, forced tokens appended in one go, and the ends they bring."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from runtime.messages import GrammarSpec
+from tests.runtime.fake_grammar import END, FakeGrammars, spec_of
+from tests.runtime.world import World, make_segment, make_submit
+
+BOTH = pytest.mark.parametrize("overlap", [False, True], ids=["depth0", "depth1"])
+JUMP = pytest.mark.parametrize("jump", [False, True], ids=["stepwise", "jump"])
+CHOICES = [[5, 6], [7], [8], [9], [10, 11], [12, 13], [14], [15], [16, 17]]
+
+
+def world_of(overlap: bool, *, slow: bool = False, jump_forward: bool = True, **options: Any) -> World:
+    return World(overlap=overlap, grammar=FakeGrammars(slow=slow), jump_forward=jump_forward, **options)
+
+
+def follows(tokens: list[int], places: list[list[int]]) -> bool:
+    return len(tokens) == len(places) and all(t in place for t, place in zip(tokens, places, strict=True))
+
+
+@BOTH
+@JUMP
+def test_every_token_is_allowed_and_the_end_needs_no_stop_token(overlap: bool, jump: bool) -> None:
+    world = world_of(overlap, jump_forward=jump)
+    for i in range(6):
+        world.ask(f"r{i}", range(2, 5 + i), grammar=spec_of(CHOICES), max_tokens=50)
+    world.run()
+    for i in range(6):
+        said = world.said[f"r{i}"]
+        assert follows(said.tokens, CHOICES)
+        assert said.finish is not None
+        assert said.finish.reason == "stop"
+
+
+@BOTH
+def test_jumping_changes_no_token_and_saves_steps(overlap: bool) -> None:
+    said, steps = [], []
+    for jump in (False, True):
+        world = world_of(overlap, jump_forward=jump)
+        world.ask("a", range(2, 9), grammar=spec_of(CHOICES), max_tokens=50)
+        said.append(world.run().tokens("a"))
+        steps.append(world.scheduler.stats()["steps"])
+    assert said[0] == said[1]
+    assert steps[1] < steps[0]
+
+
+@BOTH
+def test_a_constant_takes_two_model_steps(overlap: bool) -> None:
+    world = world_of(overlap)
+    world.ask("a", range(2, 9), grammar=spec_of([[t] for t in range(5, 25)]), max_tokens=50)
+    said = world.run().said["a"]
+    assert said.tokens == list(range(5, 25))
+    stats = world.scheduler.stats()
+    # the first token is sampled under its mask, the other 19 come with it
+    assert stats["steps"] - stats["rows_stale"] <= 2
+    assert stats["forced"] == 19
+    assert said.usage is not None
+    assert said.usage.forced_tokens == 19
+
+
+@BOTH
+def test_forced_tokens_obey_max_tokens(overlap: bool) -> None:
+    world = world_of(overlap)
+    world.ask("a", [2, 3], grammar=spec_of([[t] for t in range(5, 25)]), max_tokens=7)
+    said = world.run().said["a"]
+    assert said.tokens == [5, 6, 7, 8, 9, 10, 11]
+    assert said.finish is not None
+    assert said.finish.reason == "length"
+
+
+@BOTH
+def test_a_stop_inside_forced_tokens_ends_there(overlap: bool) -> None:
+    world = world_of(overlap)
+    places = [[5, 6], *([t] for t in range(7, 15))]
+    world.ask("a", [2, 3], grammar=spec_of(places), max_tokens=20, stop_token_ids=(10,))
+    said = world.run().said["a"]
+    assert said.tokens[1:] == [7, 8, 9, 10]
+    assert said.finish is not None
+    assert said.finish.matched == 10
+
+
+@BOTH
+def test_penalties_count_forced_tokens(overlap: bool) -> None:
+    """5 to 8 are forced, then any of them may follow: the heavily penalised ones must not win over a fresh one."""
+    world = world_of(overlap)
+    places = [[9, 10], [5], [6], [7], [8], [5, 6, 7, 8, 30]]
+    world.ask("a", [2, 3], grammar=spec_of(places), max_tokens=20, presence_penalty=2.0, logit_bias={30: 20.0})
+    assert world.run().tokens("a")[-1] == 30
+    request_said = [world.tokens("a")]
+    world = world_of(overlap, jump_forward=False)
+    world.ask("a", [2, 3], grammar=spec_of(places), max_tokens=20, presence_penalty=2.0, logit_bias={30: 20.0})
+    assert [world.run().tokens("a")] == request_said
+
+
+@BOTH
+def test_logprobs_of_constrained_tokens_are_all_there(overlap: bool) -> None:
+    world = world_of(overlap)
+    world.ask("a", [2, 3], grammar=spec_of(CHOICES), max_tokens=50, logprobs=True)
+    said = world.run().said["a"]
+    assert [lp.token for lp in said.logprobs] == said.tokens
+
+
+@BOTH
+def test_only_sampling_waits_for_the_compiler(overlap: bool) -> None:
+    world = world_of(overlap, slow=True)
+    world.ask("a", range(2, 30), grammar=spec_of(CHOICES), max_tokens=50)
+    world.ask("plain", [3, 4], max_tokens=5)
+    world.turn(12)
+    slot = world.state.live["a"].slot
+    assert int(world.state.rows.done[slot]) == 27  # all of the prompt but its last token
+    assert len(world.tokens("plain")) == 5
+    world.scheduler.watchdog.progress(world.clock())
+    world.state.grammar.finish()
+    assert follows(world.run().tokens("a"), CHOICES)
+
+
+@BOTH
+def test_a_grammar_that_cannot_be_compiled_is_a_400_of_its_request(overlap: bool) -> None:
+    world = world_of(overlap)
+    world.ask("bad", range(2, 9), grammar=GrammarSpec(kind="regex", spec="bad"), max_tokens=5)
+    world.ask("good", range(2, 9), max_tokens=5)
+    world.run()
+    finish = world.said["bad"].finish
+    assert finish is not None
+    assert (finish.reason, finish.status, finish.param) == ("error", 400, "response_format")
+    assert world.tokens("bad") == []
+    assert len(world.tokens("good")) == 5
+
+
+@BOTH
+def test_a_grammar_that_gives_up_ends_its_request_only(overlap: bool) -> None:
+    world = world_of(overlap)
+    world.ask("dead", [2, 3], grammar=spec_of([[5, 6], [7, 8], [], [9]]), max_tokens=9)
+    world.ask("good", [2, 4], max_tokens=9)
+    world.run()
+    finish = world.said["dead"].finish
+    assert finish is not None
+    assert (finish.reason, finish.status) == ("error", 500)
+    assert len(world.tokens("dead")) == 2
+    assert len(world.tokens("good")) == 9
+
+
+@BOTH
+@JUMP
+def test_retraction_keeps_the_place_in_the_grammar(overlap: bool, jump: bool) -> None:
+    places = [[5 + i % 3, 9] if i % 5 else [20] for i in range(60)]
+    places[10:14] = [[30], [31], [32], [33]]
+    world = world_of(overlap, jump_forward=jump, page_size=4, n_pages=24, max_running=4)
+    for i in range(4):
+        world.ask(f"r{i}", range(2, 10 + i), grammar=spec_of(places), max_tokens=80)
+    world.run()
+    assert world.scheduler.stats()["retractions"] > 0
+    assert all(follows(world.tokens(f"r{i}"), places) for i in range(4))
+
+
+@BOTH
+@pytest.mark.parametrize("turns", range(1, 9))
+def test_abort_with_forced_tokens_pending_leaves_nothing_behind(overlap: bool, turns: int) -> None:
+    world = world_of(overlap)
+    world.ask("a", range(2, 9), grammar=spec_of(CHOICES * 3), max_tokens=50)
+    world.turn(turns)
+    world.abort("a")
+    world.run()
+
+
+@BOTH
+def test_abort_while_the_grammar_is_compiled(overlap: bool) -> None:
+    world = world_of(overlap, slow=True)
+    world.ask("a", range(2, 9), grammar=spec_of(CHOICES), max_tokens=50)
+    world.turn(4)
+    world.abort("a")
+    world.run()
+    world.state.grammar.finish()
+    world.turn()
+
+
+@BOTH
+def test_min_tokens_and_ignore_eos_yield_to_a_finished_grammar(overlap: bool) -> None:
+    world = world_of(overlap)
+    world.ask("a", [2, 3], grammar=spec_of([[5, 6], [7, 8]], open_end=True), max_tokens=20, min_tokens=10)
+    world.ask("b", [2, 3], grammar=spec_of([[5, 6], [7, 8]]), max_tokens=20, min_tokens=10, logit_bias={5: -100.0})
+    world.run()
+    assert len(world.tokens("a")) == 3
+    assert world.tokens("a")[-1] == END
+    assert len(world.tokens("b")) == 2
+    for rid in "ab":
+        finish = world.said[rid].finish
+        assert finish is not None
+        assert finish.reason == "stop"
+
+
+@BOTH
+def test_free_text_needs_no_mask(overlap: bool) -> None:
+    world = world_of(overlap)
+    world.ask("a", [2, 3], grammar=spec_of([[-1], [-1], [9, 10]]), max_tokens=20)
+    world.ask("plain", [2, 3], max_tokens=2)
+    world.run()
+    assert world.tokens("a")[:2] == world.tokens("plain")
+    assert world.tokens("a")[2] in (9, 10)
+
+
+@BOTH
+def test_a_segment_may_have_a_grammar_of_its_own(overlap: bool) -> None:
+    world = world_of(overlap, slow=True)
+    segment = make_segment([8], max_tokens=9, grammar=spec_of([[5, 6], [9], [10], [11, 12]]))
+    submit = make_submit("a", [2, 3], max_tokens=2)
+    world.ask_together(type(submit)(rid="a", tokens=submit.tokens, params=submit.params, segments=(segment,)))
+    world.turn(8)
+    assert len(world.said["a"].segments[0]) == 2
+    world.state.grammar.finish()
+    said = world.run().said["a"]
+    assert follows(said.segments[1], [[5, 6], [9], [10], [11, 12]])
+
+
+def test_a_grammar_without_a_service_is_refused() -> None:
+    world = World()
+    world.ask("a", [2, 3], grammar=spec_of(CHOICES))
+    finish = world.run().said["a"].finish
+    assert finish is not None
+    assert finish.param == "response_format"
