@@ -93,10 +93,11 @@ class TaggedParser(ABC):
                 self._at_edge = False
             return False
         at, marker = found
-        if shown := self._held[:at].rstrip():
+        shown = self._held[:at].rstrip()
+        if shown:
             events.append(Text(shown))
+        self._raw = self._held[len(shown) : at + len(marker)]
         self._held = self._held[at + len(marker) :]
-        self._raw = marker
         self._section = self.open(marker, self._n_calls)
         if self._section is None:
             self._raw, self._at_edge = None, True
