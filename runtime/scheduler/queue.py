@@ -41,7 +41,7 @@ class WaitingQueue:
         self._next_serial = 0
         self._service: dict[Hashable, float] = {}
         self._wall: int | None = None
-        self._refresh_at = 0
+        self._round: deque[int] = deque()  # whose cached prefix is looked up next; removed ones are skipped later
 
     def __len__(self) -> int:
         return len(self._requests)
@@ -59,6 +59,7 @@ class WaitingQueue:
         self._requests[request.num] = request
         self._keys[request.num] = (name, key)
         self._ages.append(request.num)
+        self._round.append(request.num)
         bucket = self._buckets.get(name)
         if bucket is None:
             bucket = self._open(name)
@@ -138,16 +139,21 @@ class WaitingQueue:
         return self._requests[self._ages[0]] if self._ages else None
 
     def stale_hits(self, n: int) -> list[Request]:
-        """The n requests whose cached prefix should be looked up again: the first ones, and some in rotation."""
+        """Up to n requests whose cached prefix should be looked up again: the next ones, and others in rotation."""
         out: dict[int, Request] = {}
-        for _, _, name in self._order[:n]:
-            keys = self._buckets[name].keys
-            for key in keys[: max(1, n // 2)]:
+        half = max(1, n // 2)
+        per_bucket = max(1, half // max(1, len(self._order)))
+        for _, _, name in self._order[:half]:
+            for key in self._buckets[name].keys[:per_bucket]:
                 out[int(key[-1])] = self._requests[int(key[-1])]
-            if len(keys) > n:
-                self._refresh_at = (self._refresh_at + 1) % len(keys)
-                num = int(keys[self._refresh_at][-1])
-                out[num] = self._requests[num]
+        for _ in range(min(n, len(self._round))):
+            num = self._round.popleft()
+            request = self._requests.get(num)
+            if request is not None:
+                self._round.append(num)
+                out[num] = request
+            if len(out) >= n:
+                break
         return list(out.values())[:n]
 
     def _next(self, seen: set[int]) -> Request | None:
