@@ -2,19 +2,34 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import queue
 import signal
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from runtime.build import Parts
 from runtime.config import EngineConfig
 from runtime.errors import ModelLoadError
 from runtime.execute.fake import fake_spec
-from runtime.messages import Abort, Call, Finish, FromScheduler, Output, Outputs, Reply, Submit, SubmitMany, Usage
+from runtime.messages import (
+    Abort,
+    Call,
+    Finish,
+    FromScheduler,
+    Output,
+    Outputs,
+    Reply,
+    Submit,
+    SubmitMany,
+    Usage,
+    unpack_ids,
+)
+from runtime.pull import embedded_path
+from runtime.text.tokenizer import Tokenizer
 
 EOS = 256
 
@@ -96,12 +111,13 @@ class ToldScheduler:
 
 
 class EchoScheduler:
-    """A scheduler that repeats each prompt, one byte a turn.
+    """A scheduler that repeats each prompt, one token a turn.
 
-    A prompt with `~` in it takes 20 ms a byte; `!die` raises out of the loop, `!stall` keeps it busy without a turn.
+    A prompt with `~` in it takes 20 ms a token; `!die` raises out of the loop, `!stall` keeps it busy without a turn.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, token_bytes: Sequence[bytes]) -> None:
+        self._token_bytes = token_bytes
         self.last_turn = time.monotonic()
         self._inbox: queue.Queue[tuple[Any, Callable[[FromScheduler], None]] | None] = queue.Queue()
         self._live: dict[str, tuple[deque[int], Callable[[FromScheduler], None]]] = {}
@@ -147,20 +163,20 @@ class EchoScheduler:
             sink(Reply(id=msg.id, value={"running": len(self._live)} if known else None, error=None if known else "no"))
         else:
             for item in msg.items if isinstance(msg, SubmitMany) else (msg,):
-                self._live[item.rid] = (deque(item.tokens[::4]), sink)
+                self._live[item.rid] = (deque(unpack_ids(item.tokens).tolist()), sink)
 
     def _turn(self) -> None:
         for rid, (left, sink) in list(self._live.items()):
-            text = bytes(left)
-            if text.startswith(b"!die"):
+            text = b"".join(self._token_bytes[token] for token in left)
+            if b"!die" in text:
                 raise RuntimeError("told to die")
-            if text.startswith(b"!stall"):
+            if b"!stall" in text:
                 time.sleep(3600)
             if b"~" in text:
                 time.sleep(0.02)
             token = left.popleft()
             finish = None if left else Finish(reason="length")
-            usage = None if left else Usage(completion_tokens=len(text))
+            usage = None if left else Usage(prompt_tokens=1, completion_tokens=1)
             if finish is not None:
                 del self._live[rid]
             sink(Outputs(items=(Output(rid=rid, tokens=(token,), finish=finish, usage=usage),)))
@@ -169,17 +185,31 @@ class EchoScheduler:
 class ToyRunner:
     """What a process tells of its model, with no model."""
 
-    spec = fake_spec(vocab_size=257, context_length=4096, eos_ids=(EOS,))
     n_pages, page_size, max_running = 64, 16, 8
+
+    def __init__(self, vocab_size: int, path: str = "") -> None:
+        spec = fake_spec(vocab_size=vocab_size, context_length=4096, eos_ids=(EOS,))
+        self.spec = dataclasses.replace(spec, path=path)
 
     def close(self) -> None:
         pass
 
 
 def echo_parts(config: EngineConfig) -> Parts:
-    """Parts for a scheduler process that echoes; `model` may ask it to fail."""
+    """Parts for a scheduler process that echoes bytes; `model` may ask it to fail."""
     if config.model == "broken":
         raise ModelLoadError("The shard model-00002.safetensors is cut short.")
     if config.model == "crash":
         os.kill(os.getpid(), signal.SIGKILL)
-    return Parts(config, ToyRunner(), ByteTokenizer(), EchoScheduler())  # type: ignore[arg-type]
+    tokenizer = ByteTokenizer()
+    scheduler = EchoScheduler(tokenizer.token_bytes)
+    return Parts(config, ToyRunner(257), tokenizer, scheduler)  # type: ignore[arg-type]
+
+
+def echo_words(config: EngineConfig) -> Parts:
+    """`echo_parts` with the tokenizer of the embedded model, as a server needs it."""
+    echo_parts(config)
+    path = str(embedded_path("smollm2-135m"))
+    tokenizer = Tokenizer.from_model(path)
+    scheduler = EchoScheduler(tokenizer.token_bytes)
+    return Parts(config, ToyRunner(tokenizer.vocab_size, path), tokenizer, scheduler)  # type: ignore[arg-type]

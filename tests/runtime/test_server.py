@@ -1,0 +1,227 @@
+"""`ramet serve` as an operator meets it: signals, drains, deaths, exit codes. (The model only echoes.)"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+SLOW = "~ " * 150  # about 300 tokens, 20 ms each
+MESSAGE = {"messages": [{"role": "user", "content": SLOW}], "stream": True}
+
+
+class Server:
+    """`run_server` in a process of its own, with an echoing scheduler."""
+
+    def __init__(self, log: Path, *, model: str = "echo", parts: str = "echo_words", **server: Any) -> None:
+        code = (
+            "import sys\n"
+            "from runtime.config import EngineConfig, ServerConfig\n"
+            "from runtime.server import run_server\n"
+            f"server = ServerConfig(**{ {'port': 0, **server}!r})\n"
+            f"sys.exit(run_server(EngineConfig(model={model!r}), server, parts='tests.runtime.toys:{parts}'))\n"
+        )
+        self.log = log
+        with log.open("wb") as out:
+            self.process = subprocess.Popen([sys.executable, "-c", code], stderr=out, stdin=subprocess.DEVNULL)
+        self.url = ""
+
+    def wait_ready(self) -> Server:
+        address = re.compile(r"http://127\.0\.0\.1:\d+")
+        self.until(lambda: bool(address.search(self.text())) or self.process.poll() is not None)
+        match = address.search(self.text())
+        assert match, self.text()
+        self.url = match.group()
+        return self
+
+    def text(self) -> str:
+        return self.log.read_text()
+
+    def until(self, condition: Callable[[], bool], timeout_s: float = 30.0) -> None:
+        deadline = time.monotonic() + timeout_s
+        while not condition():
+            assert time.monotonic() < deadline, self.text()
+            time.sleep(0.01)
+
+    @property
+    def child(self) -> int:
+        children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
+        return int(children[0])
+
+    def status(self, path: str = "/health") -> int:
+        return httpx.get(self.url + path, timeout=5).status_code
+
+    def chat(self, **more: Any) -> httpx.Response:
+        body = {"messages": [{"role": "user", "content": "hi"}], **more}
+        return httpx.post(self.url + "/v1/chat/completions", json=body, timeout=10)
+
+    def signal(self, number: int) -> None:
+        self.process.send_signal(number)
+
+    def exit_code(self, timeout_s: float = 10) -> int:
+        return self.process.wait(timeout_s)
+
+
+class Reader:
+    """A client that reads one stream to its end, in a thread."""
+
+    def __init__(self, server: Server) -> None:
+        self.lines: list[str] = []
+        self.error: Exception | None = None
+        self._thread = threading.Thread(target=self._read, args=(server.url,))
+        self._thread.start()
+        server.until(lambda: len(self.lines) > 3)
+
+    def _read(self, url: str) -> None:
+        try:
+            with httpx.stream("POST", url + "/v1/chat/completions", json=MESSAGE, timeout=30) as response:
+                for line in response.iter_lines():
+                    self.lines += [line] if line else []
+        except httpx.HTTPError as err:
+            self.error = err
+
+    def finished(self) -> Reader:
+        self._thread.join(30)
+        assert not self._thread.is_alive()
+        return self
+
+    @property
+    def events(self) -> list[dict[str, Any]]:
+        return [json.loads(line[6:]) for line in self.lines if line.startswith("data: {")]
+
+    @property
+    def is_whole(self) -> bool:
+        """The answer came to its own end: everything echoed, a finish reason, [DONE]."""
+        choices = [choice for event in self.events for choice in event.get("choices", [])]
+        text = "".join(choice["delta"].get("content") or "" for choice in choices)
+        return SLOW.strip() in text and bool(choices[-1]["finish_reason"]) and self.lines[-1] == "data: [DONE]"
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Callable[..., Server]]:
+    servers: list[Server] = []
+
+    def start(**options: Any) -> Server:
+        servers.append(Server(tmp_path / f"server{len(servers)}.log", **options))
+        return servers[-1]
+
+    yield start
+    for server in servers:
+        server.process.kill()
+        server.process.wait()
+
+
+def gone(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] == "Z"
+    except FileNotFoundError:
+        return True
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_idle_server_ends_at_once_with_0_and_leaves_nothing(start: Callable[..., Server], number: int) -> None:
+    server = start().wait_ready()
+    child = server.child
+    assert server.chat().status_code == 200
+    began = time.monotonic()
+    server.signal(number)
+    assert server.exit_code() == 0
+    assert time.monotonic() - began < 6
+    assert gone(child)
+
+
+def test_sigterm_drains_readiness_down_nothing_new_streams_end(start: Callable[..., Server]) -> None:
+    server = start().wait_ready()
+    reader = Reader(server)
+    server.signal(signal.SIGTERM)
+    server.until(lambda: server.status() == 503)
+    refused = server.chat()
+    assert refused.status_code == 503
+    assert "shutting down" in refused.json()["error"]["message"]
+    assert reader.finished().is_whole
+    assert server.exit_code() == 0
+
+
+def test_a_second_signal_ends_now(start: Callable[..., Server]) -> None:
+    server = start().wait_ready()
+    reader = Reader(server)
+    server.signal(signal.SIGTERM)
+    server.until(lambda: server.status() == 503)
+    server.signal(signal.SIGTERM)
+    assert server.exit_code(5) == 0
+    assert not reader.finished().is_whole
+
+
+def test_what_does_not_finish_in_time_is_aborted(start: Callable[..., Server]) -> None:
+    server = start(drain_timeout_s=0.3).wait_ready()
+    reader = Reader(server)
+    server.signal(signal.SIGTERM)
+    assert server.exit_code(10) == 0
+    assert not reader.finished().is_whole
+
+
+@pytest.mark.parametrize("by", ["kill", "exception"])
+def test_a_dead_scheduler_is_503_and_a_failing_exit_never_a_hang(start: Callable[..., Server], by: str) -> None:
+    server = start().wait_ready()
+    reader = Reader(server)
+    if by == "kill":
+        os.kill(server.child, signal.SIGKILL)
+    else:
+        assert server.chat(messages=[{"role": "user", "content": "!die"}]).status_code == 503
+    reader.finished()
+    assert any('"error"' in line and "died" in line for line in reader.lines)
+    assert server.exit_code() == 1
+
+
+def test_a_frozen_scheduler_is_not_ready(start: Callable[..., Server]) -> None:
+    server = start().wait_ready()
+    child = server.child
+    os.kill(child, signal.SIGSTOP)
+    server.until(lambda: server.status() == 503, timeout_s=8)
+    assert server.chat().status_code == 503
+    os.kill(child, signal.SIGCONT)
+    server.until(lambda: server.status() == 200)
+    os.kill(child, signal.SIGSTOP)
+    server.signal(signal.SIGTERM)  # a frozen scheduler cannot end in order, and must not keep us
+    assert server.exit_code(15) == 0
+    assert gone(child)
+
+
+def test_a_model_that_cannot_be_loaded_is_one_sentence_and_2(start: Callable[..., Server]) -> None:
+    server = start(model="broken")
+    assert server.exit_code(30) == 2
+    assert server.text().splitlines()[-1] == "ramet: The shard model-00002.safetensors is cut short."
+
+
+def test_a_port_in_use_is_one_sentence_and_2(start: Callable[..., Server]) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        server = start(port=port)
+        assert server.exit_code(30) == 2
+    assert server.text().splitlines()[-1] == f"ramet: Cannot listen on 127.0.0.1:{port}: Address already in use."
+
+
+def test_json_logs_are_json_from_the_first_line(start: Callable[..., Server]) -> None:
+    server = start(log_format="json").wait_ready()
+    server.chat()
+    server.signal(signal.SIGTERM)
+    server.exit_code()
+    entries = [json.loads(line) for line in server.text().splitlines()]
+    serving = next(entry for entry in entries if entry["message"] == "serving")
+    assert serving["url"] == server.url
+    assert {"model", "backend", "KV pool", "why"} <= set(serving)
+    assert any(entry.get("path") == "/v1/chat/completions" and entry.get("status") == 200 for entry in entries)
