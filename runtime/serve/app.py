@@ -14,7 +14,18 @@ from starlette.routing import BaseRoute
 from runtime.config import EngineConfig, ServerConfig
 from runtime.errors import RametError
 from runtime.generate import Generator
-from runtime.serve import admin, chat, completions, health, metrics_page, models, native, tokenization
+from runtime.serve import (
+    admin,
+    anthropic,
+    chat,
+    completions,
+    health,
+    metrics_page,
+    models,
+    native,
+    responses,
+    tokenization,
+)
 from runtime.serve.context import Pool, Serving, make_serving
 from runtime.serve.errors import handle_error
 from runtime.serve.middleware import Gate, KeyRing
@@ -24,6 +35,8 @@ FAMILIES: tuple[Callable[[Serving], list[BaseRoute]], ...] = (
     models.routes,
     chat.routes,
     completions.routes,
+    responses.routes,
+    anthropic.routes,
     native.routes,
     tokenization.routes,
     admin.routes,
