@@ -1,5 +1,8 @@
 """Sampling: one vectorised pass over the logits of a step. A row's result never depends on its batch.
 
+The logits may lie on a GPU: which rows are drawn, filtered or reported is decided from the host's copy of the
+parameters, so nothing here waits for the device.
+
 Order for each row: adjustments (repetition, addition, bitmask), then greedy where the temperature is 0,
 otherwise temperature, top-k, top-p (of what top-k left), min-p, and a draw.
 
@@ -17,6 +20,7 @@ from typing import Any, Protocol
 
 import numpy.typing as npt
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from kernels.reference import row_sum
@@ -58,7 +62,7 @@ class SamplingRows:
 
 @dataclass(frozen=True, slots=True)
 class Samples:
-    """What was drawn. `logprobs` are of the raw distribution; NaN where not wanted."""
+    """What was drawn, on the logits' device. `logprobs` are of the raw distribution; NaN where not wanted."""
 
     tokens: Tensor  # [rows] int64
     logprobs: Tensor  # [rows] float32
@@ -101,10 +105,11 @@ def _sample_part(
     peak = adjusted.amax(dim=-1)  # NaN if any logit is
     failed = ~torch.isfinite(peak)
     tokens = adjusted.argmax(dim=-1)
-    drawn = torch.nonzero((rows.temperature[part] > 0) & ~failed).flatten()
-    if len(drawn):
+    drawn = torch.nonzero(rows.temperature[part] > 0).flatten()
+    if len(drawn):  # a failed row's draw is garbage that nobody reads
         chosen = SamplingRows(*(getattr(rows, name)[part][drawn] for name in SamplingRows.__slots__))
-        tokens[drawn] = draw(adjusted[drawn], chosen)
+        at = upload(drawn, logits.device)
+        tokens[at] = draw(adjusted[at], chosen)
     for row, change in mine:
         if change.forced >= 0:
             tokens[row] = change.forced
@@ -114,60 +119,69 @@ def _sample_part(
     return Samples(tokens, logprobs, top_ids, top_logprobs, failed)
 
 
+def upload(values: Tensor, device: torch.device) -> Tensor:
+    """A small CPU tensor on `device`, without waiting for what the device is doing."""
+    if device.type == "cpu":
+        return values
+    return values.pin_memory().to(device, non_blocking=True)
+
+
 def adjust_logits(logits: Tensor, adjusts: Sequence[tuple[int, LogitAdjust]]) -> Tensor:
     """A copy of `logits` with each (row, change) applied."""
     out = logits.clone()
+    put = lambda values, dtype: upload(torch.as_tensor(values, dtype=dtype), logits.device)
     for row, change in adjusts:
         line = out[row]
         if change.rep_ids is not None and change.rep_penalty != 1.0:
-            ids = torch.as_tensor(change.rep_ids, dtype=torch.long)
+            ids = put(change.rep_ids, torch.long)
             old = line[ids]
             line[ids] = torch.where(old > 0, old / change.rep_penalty, old * change.rep_penalty)
         if change.add_ids is not None:
-            ids = torch.as_tensor(change.add_ids, dtype=torch.long)
-            line[ids] = line[ids] + torch.as_tensor(change.add_values, dtype=torch.float32)
+            line.index_add_(0, put(change.add_ids, torch.long), put(change.add_values, torch.float32))
         if change.mask is not None:
-            line.masked_fill_(~unpack_mask(torch.as_tensor(change.mask), len(line)), -torch.inf)
+            line.masked_fill_(~unpack_mask(put(change.mask, torch.int32), len(line)), -torch.inf)
     return out
 
 
 def unpack_mask(words: Tensor, vocab_size: int) -> Tensor:
     """int32 words, little bit order -> bool [vocab_size]. Tokens beyond the words are not allowed."""
-    bits = (words.long()[:, None] >> torch.arange(32)) & 1
+    bits = (words.long()[:, None] >> torch.arange(32, device=words.device)) & 1
     allowed = bits.flatten()[:vocab_size].bool()
-    missing = vocab_size - len(allowed)
-    return torch.cat([allowed, torch.zeros(missing, dtype=torch.bool)]) if missing else allowed
+    return F.pad(allowed, (0, vocab_size - len(allowed)))
 
 
 def draw(logits: Tensor, rows: SamplingRows) -> Tensor:
     """One token a row [rows] from finite-peaked `logits` [rows, vocab], all temperatures above 0."""
-    scaled = (logits - logits.amax(dim=-1, keepdim=True)) / rows.temperature[:, None].clamp(min=1e-6)
+    put = lambda values: upload(values, logits.device)
+    scaled = (logits - logits.amax(dim=-1, keepdim=True)) / put(rows.temperature.clamp(min=1e-6))[:, None]
     weights = torch.exp(scaled)  # unnormalised, the best token has 1
-    _filter(weights, rows)
-    noise = exponential_noise(rows.seed, rows.counter, weights.shape[1])
+    _cut(weights, rows)
+    weights.masked_fill_(weights < put(rows.min_p)[:, None], 0.0)
+    noise = exponential_noise(put(rows.seed), put(rows.counter), weights.shape[1])
     return (weights.double() / noise).argmax(dim=-1)
 
 
-def _filter(weights: Tensor, rows: SamplingRows) -> None:
-    """Zero, in place, the weights that top-k, top-p and min-p take away."""
+def _cut(weights: Tensor, rows: SamplingRows) -> None:
+    """Zero, in place, the weights that top-k and top-p take away."""
     vocab = weights.shape[1]
     cut = torch.nonzero(((rows.top_k > 0) & (rows.top_k < vocab)) | (rows.top_p < 1)).flatten()
-    if len(cut):
-        ordered, ids = weights[cut].sort(dim=-1, descending=True, stable=True)  # equal weights: lower id first
-        top_k = rows.top_k[cut].clamp(max=vocab)
-        rank = torch.arange(vocab)
-        ordered.masked_fill_((top_k[:, None] > 0) & (rank >= top_k[:, None]), 0.0)
-        before = ordered.double().cumsum(dim=-1) - ordered.double()
-        # the first token always stays: nothing comes before it and top_p is above 0
-        ordered.masked_fill_(before >= rows.top_p[cut, None].double() * row_sum(ordered.double()), 0.0)
-        weights[cut] = torch.zeros_like(ordered).scatter_(1, ids, ordered)
-    weights.masked_fill_(weights < rows.min_p[:, None], 0.0)
+    if not len(cut):
+        return
+    put = lambda values: upload(values, weights.device)
+    at, top_p = put(cut), put(rows.top_p[cut].double())[:, None]
+    top_k = put(torch.where(rows.top_k[cut] > 0, rows.top_k[cut], vocab))[:, None]
+    ordered, ids = weights[at].sort(dim=-1, descending=True, stable=True)  # equal weights: lower id first
+    ordered.masked_fill_(torch.arange(vocab, device=weights.device) >= top_k, 0.0)
+    mass = ordered.double()
+    # the first token always stays: nothing comes before it and top_p is above 0
+    ordered.masked_fill_(mass.cumsum(dim=-1) - mass >= top_p * row_sum(mass), 0.0)
+    weights[at] = torch.zeros_like(ordered).scatter_(1, ids, ordered)
 
 
 def exponential_noise(seed: Tensor, counter: Tensor, vocab_size: int) -> Tensor:
     """Standard exponential variates [rows, vocab_size], float64, a pure function of (seed, counter, token)."""
     key = _mix(_mix(seed + _GOLDEN) ^ (counter * _GOLDEN))
-    bits = _mix(key[:, None] + torch.arange(1, vocab_size + 1) * _GOLDEN)
+    bits = _mix(key[:, None] + torch.arange(1, vocab_size + 1, device=key.device) * _GOLDEN)
     uniform = (((bits >> 11) & (2**53 - 1)).double() + 0.5) * 2.0**-53  # in (0, 1)
     return -torch.log1p(-uniform)
 
@@ -186,15 +200,16 @@ def _shift(z: Tensor, bits: int) -> Tensor:
 
 def report(logits: Tensor, tokens: Tensor, wanted: Tensor, n_top: int) -> tuple[Tensor, Tensor, Tensor]:
     """Log-probabilities of `tokens` where wanted, and the best `n_top` of every row, of the raw distribution."""
-    n_rows, vocab = logits.shape
-    logprobs = torch.full((n_rows,), torch.nan)
-    top_ids = torch.full((n_rows, n_top), -1, dtype=torch.long)
-    top_logprobs = torch.full((n_rows, n_top), torch.nan)
+    (n_rows, vocab), device = logits.shape, logits.device
+    logprobs = torch.full((n_rows,), torch.nan, device=device)
+    top_ids = torch.full((n_rows, n_top), -1, dtype=torch.long, device=device)
+    top_logprobs = torch.full((n_rows, n_top), torch.nan, device=device)
     rows = torch.arange(n_rows) if n_top else torch.nonzero(wanted).flatten()
     if len(rows):
-        table = torch.log_softmax(logits[rows], dim=-1)
-        chosen = table.gather(1, tokens[rows, None])[:, 0]
-        logprobs[rows] = torch.where(wanted[rows], chosen, torch.nan)
+        at, asked = upload(rows, device), upload(wanted[rows], device)
+        table = torch.log_softmax(logits[at], dim=-1)
+        chosen = table.gather(1, tokens[at, None])[:, 0]
+        logprobs[at] = torch.where(asked, chosen, torch.nan)
         if n_top:
             best = table.topk(min(n_top, vocab), dim=-1)
             top_ids[:, : best.indices.shape[1]] = best.indices
