@@ -40,6 +40,8 @@ $(INSTALLED):
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) \
 		"$$(grep -E '^torch==' constraints.txt)"
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@# The native kernels are compiled once (two minutes, into the user's cache); without a compiler Ramet runs without them.
+	@$(BIN)/python -m kernels.build
 	@rm -f $(VENV)/.installed-* && touch $@
 
 model: $(INSTALLED)

@@ -36,6 +36,7 @@ _EXPORTS = {
     "Unavailable": "runtime.errors",
     "RequestFailed": "runtime.errors",
     "RequestAborted": "runtime.errors",
+    "RequestTimeout": "runtime.errors",
     "ModelLoadError": "runtime.errors",
     "BackendUnavailable": "runtime.errors",
     "function": "frontend_lang.function",
@@ -127,6 +128,7 @@ if TYPE_CHECKING:  # for editors and type checkers: the same names as in _EXPORT
     from runtime.errors import RametError as RametError
     from runtime.errors import RequestAborted as RequestAborted
     from runtime.errors import RequestFailed as RequestFailed
+    from runtime.errors import RequestTimeout as RequestTimeout
     from runtime.errors import Unavailable as Unavailable
     from runtime.messages import GrammarSpec as GrammarSpec
     from runtime.messages import Hints as Hints

@@ -74,6 +74,15 @@ class RequestFailed(RametError):
     """This one request could not be finished (a failed step, an all-masked row); the loop goes on."""
 
 
+class RequestTimeout(RametError):
+    """The request's own time limit ran out before it finished."""
+
+    status = 408
+    kind = "timeout_error"
+    param = "timeout_s"
+    code = "timeout"
+
+
 class RequestAborted(RametError):
     """The request was cancelled before it finished."""
 

@@ -26,6 +26,7 @@ from runtime.errors import (
     RametError,
     RequestAborted,
     RequestFailed,
+    RequestTimeout,
     Unavailable,
 )
 from runtime.messages import (
@@ -91,6 +92,8 @@ def error_of(finish: Finish) -> RametError:
             return InvalidRequest(text, param=finish.param)
         case 404:
             return NotFound(text, param=finish.param)
+        case 408:
+            return RequestTimeout(text)
         case 429:
             return QueueFull(text)
         case 499:

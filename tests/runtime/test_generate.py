@@ -15,6 +15,7 @@ from runtime.errors import (
     InvalidRequest,
     QueueFull,
     RequestFailed,
+    RequestTimeout,
     Unavailable,
 )
 from runtime.execute.fake import fake_spec
@@ -288,7 +289,8 @@ async def test_a_prompt_over_the_context_names_both_numbers(generator: Generator
 
 
 @pytest.mark.parametrize(
-    ("status", "kind"), [(400, InvalidRequest), (429, QueueFull), (503, Unavailable), (500, RequestFailed)]
+    ("status", "kind"),
+    [(400, InvalidRequest), (408, RequestTimeout), (429, QueueFull), (503, Unavailable), (500, RequestFailed)],
 )
 async def test_an_error_finish_is_raised_as_its_type(
     generator: Generator, told: ToldScheduler, status: int, kind: type[Exception]
