@@ -51,7 +51,7 @@ class StopMatcher:
         sizes = (*self.sizes, len(data))
         if hit is not None:
             return Stop(hit.stop.decode(), _tokens_after(sizes, len(text) - hit.start))
-        self.tail = text[len(text) - self.keep :] if self.keep else b""
+        self.tail = text[max(0, len(text) - self.keep) :] if self.keep else b""
         self.sizes = _cover(sizes, len(self.tail))
         return None
 
