@@ -121,6 +121,7 @@ class Generator:
         self.tokenizer = tokenizer
         self.spec = spec
         self.config = config
+        self.eos_ids = frozenset(spec.eos_ids) | frozenset(getattr(tokenizer, "eos_ids", ()))
         self.limits = Limits.of(spec, config, pool_tokens)
         self.draining = False
         self._live: dict[str, _Live] = {}
@@ -300,8 +301,8 @@ class Stream(AsyncIterator[Delta]):
             siblings = _siblings(named, self._n)
             self._publics.append((rid, _Live(tuple(one.rid for one in siblings), submit.group)))
             items.extend(siblings)
-        tables = self._generator.tokenizer
-        self._answers = {item.rid: _Answer(index, item, tables) for index, item in enumerate(items)}
+        tables, eos_ids = self._generator.tokenizer, self._generator.eos_ids
+        self._answers = {item.rid: _Answer(index, item, tables, eos_ids) for index, item in enumerate(items)}
         self.rids = tuple(self._answers)
         return items
 
@@ -393,8 +394,9 @@ def _siblings(submit: Submit, n: int) -> list[Submit]:
 class _Answer:
     """One answer being written: which segment it is in, and that segment's detokenizer."""
 
-    def __init__(self, index: int, submit: Submit, tables: TextTables) -> None:
+    def __init__(self, index: int, submit: Submit, tables: TextTables, eos_ids: frozenset[int]) -> None:
         self._index = index
+        self._eos_ids = eos_ids
         self._tables = tables
         self._parts: list[tuple[SamplingParams, bytes]] = [(submit.params, submit.tokens)]
         self._parts += [(segment.params, segment.tokens) for segment in submit.segments]
@@ -437,9 +439,11 @@ class _Answer:
     def _text(self, ids: tuple[int, ...], finish: Finish | None) -> str:
         if finish is None:
             return self._detokenizer.push(ids)
-        ended_by_token = finish.reason == "stop" and not isinstance(finish.matched, str)
-        if ended_by_token and not self._include_stop:
-            ids = ids[:-1]
+        if ids and finish.reason == "stop" and not self._include_stop:
+            # a finished grammar ends with a token of its text; only the token that meant the end is no text
+            ending = self._eos_ids if finish.matched is None else (finish.matched,)
+            if ids[-1] in ending:
+                ids = ids[:-1]
         return self._detokenizer.push(ids) + self._detokenizer.finish()
 
 

@@ -212,6 +212,7 @@ async def test_the_ending_token_is_not_text(generator: Generator, told: ToldSche
     assert await texts(generator, told, shown, "a", "b", eos=True, finish=Finish(reason="stop")) == "ab"
     matched = Finish(reason="stop", matched=ord("!"))
     assert await texts(generator, told, SamplingParams(stop_token_ids=(33,)), "a", "b!", finish=matched) == "ab"
+    assert await texts(generator, told, SamplingParams(), '{"a":', "1}", finish=Finish(reason="stop")) == '{"a":1}'
     kept = SamplingParams(stop_token_ids=(33,), include_stop_str=True)
     assert await texts(generator, told, kept, "a", "b!", finish=matched) == "ab!"
 
