@@ -97,6 +97,10 @@ class EngineConfig:
     )
     jump_forward: bool = _opt(True, "append tokens the grammar forces without decoding them", group="grammar")
 
+    kv_events_config: str | None = _opt(
+        None, 'publish KV events; JSON as {"publisher":"zmq","endpoint":"tcp://*:5557"}', group="doors"
+    )
+
     def __post_init__(self) -> None:
         _check_declared(self)
         for name, low in (
@@ -139,9 +143,6 @@ class ServerConfig:
     reasoning_parser: str = _opt("auto", "how thoughts are told from answers (auto: by the template)", group="text")
 
     zmq_endpoint: str | None = _opt(None, "also speak ZMQ here, as tcp://127.0.0.1:30001 (default: off)", group="doors")
-    kv_events_config: str | None = _opt(
-        None, 'publish KV events; JSON as {"publisher":"zmq","endpoint":"tcp://*:5557"}', group="doors"
-    )
 
     metrics: bool = _opt(True, "serve Prometheus metrics at /metrics", flag="--enable-metrics", group="logging")
     log_level: str = _opt("info", "least level logged", choices=("debug", "info", "warning", "error"), group="logging")

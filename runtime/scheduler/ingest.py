@@ -165,6 +165,25 @@ class Ingest:
         """Forget every cached prefix that no running request holds."""
         return {"freed_pages": self.state.cache.clear(), "held_by_requests": self.state.rows.n_used}
 
+    def _call_tree(self, args: dict[str, Any]) -> dict[str, Any]:
+        """A bounded picture of the radix tree."""
+        return self.state.cache.dump(min(int(args.get("max_nodes", 2000)), 20_000))
+
+    def _call_requests(self, args: dict[str, Any]) -> list[dict[str, Any]]:
+        """Who runs and who waits, at most 1000 of them."""
+        return [
+            {
+                "rid": request.rid,
+                "phase": request.phase.name.lower(),
+                "prompt_tokens": request.gen_start,
+                "known_tokens": request.known,
+                "cached_tokens": request.tally.cached,
+                "age_s": self.state.now - request.arrival,
+                "program": request.submit.hints.program_id,
+            }
+            for request in itertools.islice(self.state.live.values(), 1000)
+        ]
+
     def _call_audit(self, args: dict[str, Any]) -> str:
         self.state.audit()
         return "ok"

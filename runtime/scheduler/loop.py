@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from radix.events import EventSink
 from runtime.config import EngineConfig
 from runtime.errors import RametError, RequestFailed
 from runtime.grammar.protocol import GrammarService
@@ -41,6 +42,7 @@ class Scheduler:
         special_ids: frozenset[int] = frozenset(),
         eos_ids: Sequence[int] | None = None,
         grammar: GrammarService | None = None,
+        events: EventSink | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`token_bytes[id]`: exact bytes of each token, for stop strings. `eos_ids`: default, the model's."""
@@ -53,6 +55,7 @@ class Scheduler:
                 special_ids=special_ids,
                 eos_ids=eos_ids,
                 grammar=grammar,
+                events=events,
                 clock=clock,
             )
 
@@ -196,6 +199,7 @@ class Scheduler:
 
     def _sleep(self) -> None:
         """Wait for a message, a finished compilation or a deadline."""
+        self.state.cache.flush_events()
         deadline = self._ingest.next_deadline()
         wait = IDLE_S if deadline is None else min(IDLE_S, max(0.0, deadline - self.state.clock()))
         if any(r.grammar is not None and r.grammar.cursor is None for r in self.state.prefill):

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from radix import Namespace, PrefixCache
+from radix.events import EventSink
 from runtime.config import EngineConfig
 from runtime.grammar.protocol import GrammarService
 from runtime.request import Phase, Request
@@ -51,6 +52,7 @@ class State:
         special_ids: frozenset[int],
         eos_ids: Sequence[int] | None,
         grammar: GrammarService | None,
+        events: EventSink | None,
         clock: Callable[[], float],
     ) -> None:
         spec = runner.spec
@@ -64,7 +66,11 @@ class State:
         self.limits = Limits.of(spec, config, runner.n_pages * runner.page_size)
         n_rows = min(config.max_running, runner.max_running)
         self.cache = PrefixCache(
-            runner.n_pages, runner.page_size, policy=config.eviction_policy, enabled=config.prefix_cache
+            runner.n_pages,
+            runner.page_size,
+            policy=config.eviction_policy,
+            enabled=config.prefix_cache,
+            events=events,
         )
         self.rows = RowTable(n_rows, self.limits.max_len, runner.page_size)
         self.decode = DecodeSet(self.rows)

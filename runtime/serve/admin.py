@@ -177,7 +177,7 @@ async def server_data(serving: Serving) -> dict[str, Any]:
         "dp_size": 1,
         "internal_states": [numbers],
     }
-    block = kv_events_block(serving.server.kv_events_config, serving.pool.page_size)
+    block = kv_events_block(serving.engine.kv_events_config, serving.pool.page_size)
     return data if block is None else {**data, "kv_events": block}
 
 

@@ -1,0 +1,239 @@
+"""The door of DSL programs: token states by handle, many requests in one message, one stream of news.
+
+`GET /lang/tokenizer` gives a client the model's own tokenizer and chat template, so that text never travels.
+`POST /lang/submit` takes requests whose prompt is `keep` ids of an earlier request's sequence (named by its handle)
+and a suffix; it answers one JSON line a piece. A handle that is no longer held is a 409, and the client sends
+all ids instead. `POST /lang/abort` cancels by request id. Handles belong to the API key that made them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
+
+import msgspec
+import numpy as np
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import BaseRoute, Route
+
+from runtime.errors import InvalidRequest, RametError
+from runtime.generate import Delta
+from runtime.messages import GrammarSpec, Hints, Ids, Segment, Submit, pack_ids, unpack_ids
+from runtime.params import SamplingParams
+from runtime.serve.context import Serving
+from runtime.serve.trace import trace_of
+from runtime.serve.wire import EventStream, decode, dumps, json_response
+
+MAX_REQUESTS = 4096
+LEASE_S = 600.0
+MAX_HELD_TOKENS = 4_000_000
+
+
+class LangRequest(msgspec.Struct, frozen=True):
+    """One request of a program: ids [0, keep) of the sequence `parent`, then `suffix` (int32 bytes)."""
+
+    rid: str
+    suffix: bytes
+    params: SamplingParams
+    parent: str | None = None
+    keep: int = 0
+    grammar: GrammarSpec | None = None
+    hints: Hints = Hints()
+    client: str = ""
+    prompt_logprobs_from: int | None = None
+    segments: tuple[Segment, ...] = ()
+    timeout_s: float | None = None
+
+
+class LangSubmit(msgspec.Struct, frozen=True):
+    requests: tuple[LangRequest, ...]
+
+
+class LangAbort(msgspec.Struct, frozen=True):
+    rids: tuple[str, ...]
+
+
+class Handles:
+    """Token sequences by handle: leased for a while, dropped oldest first when there are too many tokens."""
+
+    def __init__(self, *, lease_s: float = LEASE_S, max_tokens: int = MAX_HELD_TOKENS) -> None:
+        self._held: OrderedDict[str, tuple[str, Ids, float]] = OrderedDict()
+        self._lease_s = lease_s
+        self._max_tokens = max_tokens
+        self._n_tokens = 0
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+    def put(self, handle: str, owner: str, ids: Ids) -> None:
+        self._drop(handle)
+        self._held[handle] = (owner, ids, time.monotonic() + self._lease_s)
+        self._n_tokens += len(ids)
+        while self._held and (self._n_tokens > self._max_tokens or self._oldest_end() < time.monotonic()):
+            self._drop(next(iter(self._held)))
+
+    def get(self, handle: str, owner: str) -> Ids | None:
+        """The sequence, its lease renewed; None if it is not held, or is someone else's."""
+        found = self._held.get(handle)
+        if found is None or found[0] != owner or found[2] < time.monotonic():
+            return None
+        self._held[handle] = (owner, found[1], time.monotonic() + self._lease_s)
+        self._held.move_to_end(handle)
+        return found[1]
+
+    def _oldest_end(self) -> float:
+        return next(iter(self._held.values()))[2]
+
+    def _drop(self, handle: str) -> None:
+        held = self._held.pop(handle, None)
+        if held is not None:
+            self._n_tokens -= len(held[1])
+
+
+def routes(serving: Serving) -> list[BaseRoute]:
+    """The endpoints, bound to one served model."""
+    handles = Handles()
+    tokenizer_body = _tokenizer_body(serving)
+
+    async def tokenizer(request: Request) -> Response:
+        return Response(tokenizer_body, media_type="application/json")
+
+    async def submit(request: Request) -> Response:
+        trace = trace_of(request)
+        owner = trace.caller.digest
+        body = decode(await request.body(), LangSubmit)
+        if not 0 < len(body.requests) <= MAX_REQUESTS:
+            raise InvalidRequest(f"requests must hold 1 to {MAX_REQUESTS} requests.", param="requests")
+        prompts = [_prompt(handles, owner, one, index) for index, one in enumerate(body.requests)]
+        lost = [index for index, prompt in enumerate(prompts) if prompt is None]
+        if lost:
+            return json_response({"lost": lost}, status=409)
+        job = _Job(serving, handles, owner, body.requests, [prompt for prompt in prompts if prompt is not None])
+        return EventStream(job.lines(), trace)
+
+    async def abort(request: Request) -> Response:
+        owner = trace_of(request).caller.digest
+        body = decode(await request.body(), LangAbort)
+        return json_response({"aborted": sum(serving.generator.abort(_rid(owner, rid)) for rid in body.rids)})
+
+    return [
+        Route("/lang/tokenizer", tokenizer, methods=["GET"]),
+        Route("/lang/submit", submit, methods=["POST"]),
+        Route("/lang/abort", abort, methods=["POST"]),
+    ]
+
+
+def _tokenizer_body(serving: Serving) -> bytes:
+    tokenizer = serving.tokenizer
+    return dumps(
+        {
+            "model": serving.spec.name,
+            "tokenizer": tokenizer.to_json(),
+            "chat_template": tokenizer.chat_template,
+            "eos_ids": list(serving.spec.eos_ids),
+            "bos": tokenizer.bos_token,
+            "eos": tokenizer.eos_token,
+        }
+    )
+
+
+def _prompt(handles: Handles, owner: str, request: LangRequest, index: int) -> Ids | None:
+    """All ids of a request's prompt; None if its handle is lost."""
+    if len(request.suffix) % 4:
+        raise InvalidRequest("suffix must be int32 ids.", param=f"requests[{index}].suffix")
+    suffix = unpack_ids(request.suffix)
+    if request.parent is None:
+        return suffix
+    before = handles.get(request.parent, owner)
+    if before is None or not 0 <= request.keep <= len(before):
+        return None
+    return np.concatenate([before[: request.keep], suffix]).astype(np.int32)
+
+
+def _rid(owner: str, rid: str) -> str:
+    return f"{owner}:{rid}" if owner else rid
+
+
+class _Job:
+    """One message of requests, followed together; every line says which request it is about."""
+
+    def __init__(
+        self, serving: Serving, handles: Handles, owner: str, requests: Sequence[LangRequest], prompts: Sequence[Ids]
+    ) -> None:
+        self._handles = handles
+        self._owner = owner
+        self._prompts = prompts
+        self._names = [secrets.token_hex(8) for _ in requests]
+        namespace = trace_namespace(owner)
+        submits = [
+            Submit(
+                rid=_rid(owner, one.rid),
+                tokens=pack_ids(prompt),
+                params=one.params,
+                grammar=one.grammar,
+                namespace=namespace,
+                hints=one.hints,
+                client=owner or one.client,
+                prompt_logprobs_from=one.prompt_logprobs_from,
+                segments=one.segments,
+                timeout_s=one.timeout_s,
+            )
+            for one, prompt in zip(requests, prompts, strict=True)
+        ]
+        self._segments = [one.segments for one in requests]
+        self._streams = serving.generator.stream_many(submits)
+
+    async def lines(self) -> AsyncIterator[bytes]:
+        queue: asyncio.Queue[bytes | None] = asyncio.Queue()
+        tasks = [asyncio.ensure_future(self._follow(index, queue)) for index in range(len(self._streams))]
+        yield dumps({"handles": self._names}) + b"\n"
+        try:
+            left = len(tasks)
+            while left:
+                line = await queue.get()
+                if line is None:
+                    left -= 1
+                else:
+                    yield line
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            for stream in self._streams:
+                stream.close()
+
+    async def _follow(self, index: int, queue: asyncio.Queue[bytes | None]) -> None:
+        made: list[np.ndarray[Any, Any]] = [self._prompts[index]]
+        segment = 0
+        try:
+            async for delta in self._streams[index]:
+                while segment < delta.segment:
+                    segment += 1
+                    made.append(unpack_ids(self._segments[index][segment - 1].tokens))
+                made.append(np.asarray(delta.token_ids, np.int32))
+                if delta.usage is not None:  # the handle is there before the client can use it
+                    self._handles.put(self._names[index], self._owner, np.concatenate(made).astype(np.int32))
+                queue.put_nowait(_line(index, delta))
+        except RametError as error:
+            problem = {"message": str(error), "status": error.status, "param": error.param}
+            queue.put_nowait(dumps({"i": index, "error": problem}) + b"\n")
+        finally:
+            queue.put_nowait(None)
+
+
+def trace_namespace(owner: str) -> Any:
+    """The cache namespace of a caller: callers do not share prefixes."""
+    from runtime.serve.context import Caller
+
+    return Caller(owner).namespace()
+
+
+def _line(index: int, delta: Delta) -> bytes:
+    line = msgspec.to_builtins(delta)
+    line["i"] = index
+    return dumps({key: value for key, value in line.items() if value is not None and key != "index"}) + b"\n"
