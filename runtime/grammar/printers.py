@@ -191,9 +191,12 @@ def _ebnf_code(code: int) -> str:
 
 
 def _ebnf_class(cls: Class) -> str:
-    """A class that reaches the last code point is written as what it leaves out: compiled far more cheaply."""
+    """A class that reaches the last code point is written as what it leaves out: compiled far more cheaply.
+
+    Surrogates are left out by name, or their three bytes, which are no UTF-8, would be taken as a character.
+    """
     negated = bool(cls.ranges) and cls.ranges[-1][1] == MAX_CHAR
-    shown = complement(cls).ranges if negated else cls.ranges
+    shown = (*complement(cls).ranges, (0xD800, 0xDFFF)) if negated else cls.ranges
     pairs = (_ebnf_range_char(a) + ("" if a == b else "-" + _ebnf_range_char(b)) for a, b in shown)
     return f"[{'^' if negated else ''}{''.join(pairs)}]"
 
