@@ -26,6 +26,8 @@ void Barrier::wait(int size) {
 
 namespace {
 
+constexpr int kShareQueries = 16;  // a row with more query tokens is bound by arithmetic: it shares no pass
+
 int block_floor(int key) { return key / kKeyBlock * kKeyBlock; }
 
 class Planner {
@@ -59,11 +61,20 @@ class Planner {
   }
 
  private:
-  // The pages rows [begin, end) have in common, up to a block border, for all their tokens together.
+  // Rows [begin, end) have their first pages in common. Neighbours with few query tokens read them together; a long
+  // prefill between them is bound by arithmetic and reads for itself.
   void share(int begin, int end, int64_t group, int* done) {
-    const int tokens = meta_.qo_indptr[end] - meta_.qo_indptr[begin];
     const int keys = block_floor(meta_.share_n_pages[group] * meta_.page_size);
-    if (end - begin < 2 || tokens > kShareTokens || keys == 0) return;
+    auto few = [&](int row) { return meta_.qo_indptr[row + 1] - meta_.qo_indptr[row] <= kShareQueries; };
+    for (int row = begin; keys > 0 && row < end;) {
+      int stop = row;
+      while (stop < end && few(stop)) ++stop;
+      if (stop - row >= 2) share_run(row, stop, keys, done);
+      row = std::max(stop, row + 1);
+    }
+  }
+
+  void share_run(int begin, int end, int keys, int* done) {
     for (int row = begin; row < end; ++row) {
       done[row] = keys;
       for (int token = meta_.qo_indptr[row]; token < meta_.qo_indptr[row + 1]; ++token) give_partial(token);

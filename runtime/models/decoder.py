@@ -6,7 +6,7 @@ from typing import Protocol
 
 from torch import Tensor
 
-from kernels.base import AttnMeta, KVStore, LayerSpec
+from kernels.base import AttnMeta, DecoderLayer, FusedDecoder, FusedOps, KVStore, LayerSpec
 from runtime.models.config import ModelConfig
 from runtime.models.layers import Block, Builder
 from runtime.models.rope import cos_sin_table
@@ -37,10 +37,20 @@ class Trunk:
         head = "model.embed_tokens" if c.tied else "lm_head"
         self.head = build.linear((head,), (c.vocab_size,), c.hidden_size)
         self.cos_sin = cos_sin_table(c.rope, c.head_dim, context_length).to(build.device)
+        self._fused: FusedDecoder | None = None
+
+    def fuse(self, blocks: list[Block]) -> None:
+        """Let the backend run all blocks in one call, if it can. Called once, when the blocks are made."""
+        if isinstance(self.ops, FusedOps):
+            self._fused = self.ops.decoder([decoder_layer(block) for block in blocks], self.eps, self.cos_sin)
 
     def run(self, blocks: list[Block], tokens: Tensor, positions: Tensor, meta: AttnMeta, kv: KVStore) -> Tensor:
         for spec in distinct_specs(blocks):
             self.ops.plan(meta, spec)
+        if self._fused is not None:
+            embedded = self.ops.embedding(tokens, self.embedding)
+            hidden = self._fused(embedded, meta, kv).to(embedded.dtype)
+            return self.ops.rms_norm(hidden, self.final_norm, self.eps)
         delta, residual = self.ops.embedding(tokens, self.embedding), None
         for block in blocks:
             delta, residual = block.forward(delta, residual, positions, self.cos_sin, meta, kv)
@@ -50,6 +60,22 @@ class Trunk:
 
     def logits(self, hidden: Tensor) -> Tensor:
         return self.head(hidden).float()
+
+
+def decoder_layer(block: Block) -> DecoderLayer:
+    """A block's parts, as a backend that runs whole layers takes them."""
+    attention, mlp = block.attention, block.mlp
+    return DecoderLayer(
+        norm_before_attention=block.norm_before_attention,
+        qkv=attention.qkv,
+        q_norm=attention.q_norm,
+        k_norm=attention.k_norm,
+        out=attention.out,
+        norm_before_mlp=block.norm_before_mlp,
+        gate_up=mlp.gate_up,
+        down=mlp.down,
+        spec=attention.spec,
+    )
 
 
 def distinct_specs(blocks: list[Block]) -> list[LayerSpec]:

@@ -16,6 +16,7 @@ class Llama:
         self.config = build.config
         self.trunk = Trunk(build, context_length)
         self.blocks = [Block(build, layer, Attention(build, layer)) for layer in range(build.config.n_layers)]
+        self.trunk.fuse(self.blocks)
 
     def forward(self, tokens: Tensor, positions: Tensor, meta: AttnMeta, kv: KVStore) -> Tensor:
         return self.trunk.run(self.blocks, tokens, positions, meta, kv)

@@ -18,6 +18,7 @@ class Qwen3:
         self.blocks = [
             Block(build, layer, Attention(build, layer, qk_norm=True)) for layer in range(build.config.n_layers)
         ]
+        self.trunk.fuse(self.blocks)
 
     def forward(self, tokens: Tensor, positions: Tensor, meta: AttnMeta, kv: KVStore) -> Tensor:
         return self.trunk.run(self.blocks, tokens, positions, meta, kv)
