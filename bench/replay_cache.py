@@ -89,7 +89,7 @@ def replay(trace: Trace, pool_tokens: int, policy: str, hints: str = "none") -> 
         cached = serve(cache, turn, advice.of(turn))
         result.prompt_tokens += turn.n_tokens
         result.recomputed += turn.n_tokens - cached * trace.block_size
-    result.evicted_by = dict(cache.evicted)
+    result.evicted_by = cache.stats()["evicted_by"]
     return result
 
 

@@ -10,6 +10,7 @@ import gzip
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -60,12 +61,8 @@ def load(path: Path, *, concurrency: float = 40.0, seed: int = 0, limit: int | N
 
 
 def _read(path: Path, limit: int | None) -> Iterator[dict[str, Any]]:
-    opened = gzip.open(path, "rt") if path.suffix == ".gz" else path.open()
-    with opened as lines:
-        for i, line in enumerate(lines):
-            if limit is not None and i >= limit:
-                return
-            yield json.loads(line)
+    with gzip.open(path, "rt") if path.suffix == ".gz" else path.open() as lines:
+        yield from map(json.loads, islice(lines, limit))
 
 
 def _mooncake(line: dict[str, Any]) -> Turn:

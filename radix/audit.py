@@ -59,6 +59,8 @@ def _shape(cache: PrefixCache, parent: Node, key: bytes, node: Node) -> Iterable
             yield f"tail leaf {node!r} must be one page without children"
     elif len(node.data) != node.n_pages * tree.page_bytes:
         yield f"{node!r} holds {node.n_tokens} tokens in {node.n_pages} pages of {tree.page_size}"
+    if len(node.digests) > node.n_pages:
+        yield f"{node!r} has {len(node.digests)} digests"
     if node.appender is not None and (node.appender.leaf is not node or not tree.is_tail(node)):
         yield f"{node!r} has an appender that does not hold it"
 

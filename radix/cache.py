@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
 
 from radix.audit import audit
-from radix.evict import EvictionHeap, EvictionPolicy, label, make_policy
+from radix.dump import dump
+from radix.events import EventSink
+from radix.evict import EvictionPolicy
+from radix.explain import Explanation, explain
 from radix.hints import HintsLike, note
 from radix.lease import Lease, LeaseError, Match, Tail
-from radix.pages import REQUEST, TREE, Ids, PagePool
-from radix.tree import TOKEN_BYTES, Namespace, Node, RadixTree, Spot
-
-COMMITTED = -1  # the step of pages whose KV is known to be written: no failure withdraws them
+from radix.pages import REQUEST, TREE, Ids
+from radix.store import COMMITTED, PageStore
+from radix.tree import TOKEN_BYTES, Namespace, Node, Spot
+from radix.withdraw import first_late
 
 
 class PrefixCache:
@@ -34,20 +36,19 @@ class PrefixCache:
         policy: str | EvictionPolicy = "lru",
         floors: Mapping[Namespace, int] | None = None,
         enabled: bool = True,
+        events: EventSink | None = None,
     ) -> None:
         """`policy`: lru, lfu, slru, priority, hints, or one of your own. `floors`: pages that a namespace keeps
-        as long as others have pages to give. `enabled`: False shares nothing, to compare with.
+        as long as others have pages to give. `enabled`: False shares nothing, to compare with. `events`: is
+        told of stored and removed pages whenever `flush_events` is called, and as a plan begins.
         """
-        self.pool = PagePool(n_pages, page_size)
-        self.tree = RadixTree(page_size)
-        self.heap = EvictionHeap(self.tree, make_policy(policy, n_pages), floors)
+        self.store = PageStore(n_pages, page_size, policy, floors, events)
+        self.pool, self.tree, self.heap = self.store.pool, self.store.tree, self.store.heap
         self.page_size = page_size
         self.enabled = enabled
         self.now = 0.0
         self.leases: set[Lease] = set()
         self.sources: list[Node] = []  # tail sources of the current plan, pinned
-        self.page_step = np.full(n_pages, COMMITTED, np.int64)  # the step that writes a published page
-        self.evicted: Counter[str] = Counter()  # pages, by class of their leaf
 
     # -- plans -------------------------------------------------------------------------------------------------
 
@@ -61,6 +62,7 @@ class PrefixCache:
         self.heap.tick(now)
         self.pool.release_quarantine()
         self._drop_sources()
+        self.flush_events()
 
     # -- matching ----------------------------------------------------------------------------------------------
 
@@ -133,57 +135,20 @@ class PrefixCache:
     @property
     def n_evictable(self) -> int:
         """Pages that eviction can free: those of the tree that no lease or tail copy holds."""
-        return self.tree.n_pages - self.tree.n_pinned
-
-    def alloc(self, n: int) -> Ids | None:
-        """`n` pages for a request, int32 [n], evicting as needed; None, with nothing changed, if impossible."""
-        short = n - self.pool.n_free
-        if short > 0:
-            if short > self.n_evictable:
-                return None
-            self.evict(short)
-        return self.pool.take(n, REQUEST)
+        return self.store.n_evictable
 
     @property
     def n_evicted(self) -> int:
         """Pages evicted since the start."""
-        return self.evicted.total()
+        return self.store.evicted.total()
+
+    def alloc(self, n: int) -> Ids | None:
+        """`n` pages for a request, int32 [n], evicting as needed; None, with nothing changed, if impossible."""
+        return self.store.alloc(n)
 
     def evict(self, n: int) -> int:
         """Free up to `n` cached pages, from the tails of the coldest unpinned leaves. Returns how many."""
-        freed = self._evict(n)
-        if freed < n and self.heap.parked:  # floors are soft: nothing else is left
-            self._unpark_all()
-            freed += self._evict(n - freed, floors=False)
-        return freed
-
-    def _evict(self, n: int, *, floors: bool = True) -> int:
-        freed = 0
-        while freed < n and (leaf := self.heap.pop()) is not None:
-            k = min(n - freed, self.heap.spare(leaf) if floors else leaf.n_pages)
-            if k <= 0:
-                self.heap.park(leaf)
-                continue
-            self.evicted[label(leaf, self.now)] += k
-            self._cut(leaf, k)
-            freed += k
-        return freed
-
-    def _unpark_all(self) -> None:
-        for namespace in list(self.heap.parked):
-            self.heap.unpark(namespace)
-
-    def _cut(self, leaf: Node, k: int, *, quarantine: bool = False) -> None:
-        """Give the last `k` pages of an unpinned leaf back to the pool; what becomes a leaf by it is offered."""
-        parent = leaf.parent
-        pages = self.tree.trim(leaf, k)
-        if quarantine:
-            self.pool.quarantine(pages, TREE)
-        else:
-            self.pool.free(pages, TREE)
-        self.heap.offer(leaf)
-        if parent is not None and not leaf.n_pages:
-            self.heap.offer(parent)
+        return self.store.evict(n)
 
     # -- giving to the tree ------------------------------------------------------------------------------------
 
@@ -225,24 +190,30 @@ class PrefixCache:
 
     def _insert(self, lease: Lease, data: bytes, new: Ids, step: int) -> None:
         """Hang pages that the tree does not have below the lease's node, and move the lease onto them."""
-        self.page_step[new] = step
+        n_new = len(new)
+        self.store.page_step[new] = step
         if lease.leaf is not None:
             if int(new[0]) != int(lease.leaf.pages[0]):
                 raise LeaseError(f"page {int(new[0])} stands where the adopted page {int(lease.leaf.pages[0])} must")
             self._fill_leaf(lease, data[: self.tree.page_bytes])
             data, new = data[self.tree.page_bytes :], new[1:]
-        if not len(new):
-            return
-        self.pool.move(new, REQUEST, TREE)
+        if len(new):
+            self.pool.move(new, REQUEST, TREE)
+            self._grow(lease, data, new)
+        self.heap.unpark(lease.namespace)
+        if self.store.log is not None:
+            self.store.log.stored(lease.node, n_new)
+
+    def _grow(self, lease: Lease, data: bytes, new: Ids) -> None:
+        """Lengthen the edge at the lease's end if it is this request's alone, else hang a new one there."""
         node = lease.node
-        if node.pins == 1 and not node.children and node.program == lease.program:  # only this lease's: grow the edge
+        if node.pins == 1 and not node.children and node.program == lease.program:
             self.tree.extend(node, data, new)
             lease.n_tokens += len(data) // TOKEN_BYTES
         else:
             child = self.tree.attach(node, data, new)
             self._move(lease, child, child.n_tokens)
-            self._drop_shorter_tail(child)
-        self.heap.unpark(node.root.namespace)
+            self.store.drop_shorter_tail(child)
 
     def _fill_leaf(self, lease: Lease, page: bytes) -> None:
         """The adopted tail is a full page now: the leaf becomes a normal node and the lease moves onto it."""
@@ -252,13 +223,7 @@ class PrefixCache:
         leaf.appender, lease.leaf = None, None
         lease.node = leaf  # pinned since its adoption
         lease.n_tokens += self.page_size
-        self._drop_shorter_tail(leaf)
-
-    def _drop_shorter_tail(self, node: Node) -> None:
-        """A sibling tail leaf that `node` begins with is worth nothing any more, unless someone holds it."""
-        tail = self.tree.shorter_tail(node)
-        if tail is not None and tail.evictable:
-            self._cut(tail, 1)
+        self.store.drop_shorter_tail(leaf)
 
     # -- endings -----------------------------------------------------------------------------------------------
 
@@ -308,8 +273,8 @@ class PrefixCache:
         assert leaf is not None
         if len(rest) > len(leaf.data) and not self.tree.covers(lease.node, rest):
             self.tree.rewrite(leaf, rest)
-            self.page_step[leaf.pages] = COMMITTED
-            self._drop_shorter_tail(leaf)
+            self.store.page_step[leaf.pages] = COMMITTED
+            self.store.drop_shorter_tail(leaf)
 
     def _leave_tail(self, lease: Lease, rest: bytes, pages: Ids) -> Node | None:
         """Leave the partial page as a tail leaf; None if there is none or the tree has its tokens."""
@@ -318,10 +283,10 @@ class PrefixCache:
         i = lease.n_tokens // self.page_size
         page = pages[i : i + 1]
         self.pool.move(page, REQUEST, TREE)
-        self.page_step[page] = COMMITTED
+        self.store.page_step[page] = COMMITTED
         leaf = self.tree.attach(lease.node, rest, page)
         self.tree.touch(leaf, lease.program, self.now)
-        self._drop_shorter_tail(leaf)
+        self.store.drop_shorter_tail(leaf)
         self.heap.offer(leaf)
         self.heap.unpark(leaf.root.namespace)
         return leaf
@@ -334,7 +299,7 @@ class PrefixCache:
         leaf.appender, lease.leaf = None, None
         self.tree.unpin(leaf, lease.node)
         if leaf.evictable and self.tree.redundant(leaf):
-            self._cut(leaf, 1, quarantine=True)  # this request's rows may still write there
+            self.store.drop_redundant(leaf, quarantine=True)  # this request's rows may still write there
         else:
             self.heap.offer(leaf)
 
@@ -354,11 +319,11 @@ class PrefixCache:
 
     def holders(self, step: int) -> list[Lease]:
         """Leases on pages that `step` or a later one writes: matched or remapped, whether or not planned since."""
-        return [
-            lease
-            for lease in self.leases
-            if any(self._first_written(node, step) < node.n_pages for node in self.tree.chain(lease.anchor))
-        ]
+
+        def late(node: Node) -> bool:
+            return first_late(node, self.store.page_step, step) < node.n_pages
+
+        return [lease for lease in self.leases if any(map(late, self.tree.chain(lease.anchor)))]
 
     def withdraw(self, step: int) -> int:
         """A step failed: take every page published for `step` or a later one, and all below it, out of the tree.
@@ -367,40 +332,28 @@ class PrefixCache:
         LeaseError if a lease still holds such a page. The pages go to quarantine. Returns how many.
         """
         self._drop_sources()
-        doomed = [(node, k) for node in self.tree.nodes() if (k := self._first_written(node, step)) < node.n_pages]
-        for node, _ in doomed:
-            if node.pins:
-                raise LeaseError(f"pages of failed step {step} are still leased: {node!r}")
-        before = self.tree.n_pages
-        for node, k in doomed:
-            self._cut_below(node, k)
-        return before - self.tree.n_pages
-
-    def _first_written(self, node: Node, step: int) -> int:
-        """Index of the node's first page that `step` or a later one writes; n_pages if none."""
-        late = self.page_step[node.pages] >= step
-        return int(late.argmax()) if late.any() else node.n_pages
-
-    def _cut_below(self, node: Node, k: int) -> None:
-        """Remove all below the first `k` pages of `node`, deepest first. A no-op on a node removed already."""
-        order: list[Node] = []
-        stack = list(node.children.values())
-        while stack:
-            order.append(at := stack.pop())
-            stack.extend(at.children.values())
-        for leaf in reversed(order):
-            self._cut(leaf, leaf.n_pages, quarantine=True)
-        if node.n_pages > k:
-            self._cut(node, node.n_pages - k, quarantine=True)
+        n = self.store.withdraw(step)
+        if isinstance(n, Node):
+            raise LeaseError(f"pages of failed step {step} are still leased: {n!r}")
+        return n
 
     def clear(self) -> int:
         """Forget everything that no lease holds. Call between plans. Returns the number of pages freed."""
         self._drop_sources()
-        self._unpark_all()
-        before = self.tree.n_pages
-        while (leaf := self.heap.pop()) is not None:
-            self._cut(leaf, leaf.n_pages)
-        return before - self.tree.n_pages
+        return self.store.clear()
+
+    def flush_events(self) -> None:
+        """Hand the events since the last time to the sink, if there is one."""
+        if self.store.log is not None:
+            self.store.log.flush()
+
+    def explain(self, ns: Namespace, tokens: Ids) -> Explanation:
+        """Why the prompt is not cached further than it is. Changes nothing; milliseconds for long prompts."""
+        return explain(self.tree, self.store.ghosts, ns, _key(tokens, 0, None))
+
+    def dump(self, max_nodes: int = 2000) -> dict[str, Any]:
+        """The tree as JSON-able values, at most `max_nodes` nodes of it, for a UI."""
+        return dump(self.tree, self.now, max_nodes)
 
     def audit(self, private: Iterable[Ids] | None = None) -> None:
         """Check every page's owner, every link, pin and count. `private`: the pages that running requests own,
@@ -423,7 +376,7 @@ class PrefixCache:
             "namespaces": len(self.tree.roots),
             "leases": len(self.leases),
             "evicted": self.n_evicted,
-            "evicted_by": dict(self.evicted),
+            "evicted_by": dict(self.store.evicted),
         }
 
 

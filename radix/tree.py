@@ -41,6 +41,7 @@ class Node:
         "back_at",
         "children",
         "data",
+        "digests",
         "entry",
         "hits",
         "last_used",
@@ -60,6 +61,7 @@ class Node:
         self.pages = pages
         self.children: dict[bytes, Node] = {}
         self.order: list[bytes] = []  # the keys of children, sorted; unused (empty) when a page is one token
+        self.digests: list[bytes] = []  # of its first pages, as many as were asked for (radix/hashes.py)
         self.pins = 0
         self.hits = 0
         self.last_used = 0.0  # seconds
@@ -260,6 +262,7 @@ class RadixTree:
         assert data.startswith(leaf.data)
         self._unlink(leaf)
         leaf.data = data
+        leaf.digests = []
         self._link(leaf)
 
     def split(self, node: Node, k: int) -> Node:
@@ -275,6 +278,7 @@ class RadixTree:
         upper.pins, upper.hits, upper.last_used = node.pins, node.hits, node.last_used
         upper.program, upper.back_at = node.program, node.back_at
         upper.retain_level, upper.retain_until = node.retain_level, node.retain_until
+        upper.digests, node.digests = node.digests[:k], node.digests[k:]
         upper.parent.children[self.key(node)] = upper  # type: ignore[union-attr]  # same key, same place in order
         node.data, node.pages, node.parent = node.data[cut:], node.pages[k:], upper
         self._link(node)
@@ -287,6 +291,7 @@ class RadixTree:
         assert 0 < k <= node.n_pages
         keep = node.n_pages - k
         cut = node.pages[keep:]
+        del node.digests[keep:]
         self._count(node, -k)
         if keep == 0:
             self._unlink(node)

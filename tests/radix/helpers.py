@@ -14,6 +14,19 @@ import numpy as np
 from radix import Lease, Namespace, PrefixCache
 
 NS = Namespace()
+
+
+@dataclass(frozen=True)
+class Hints:
+    """What an agent may say; the shape of the runtime's."""
+
+    program_id: str | None = None
+    expect_return_s: float | None = None
+    final: bool = False
+    retain_ttl_s: float | None = None
+    retain_priority: int = 0
+
+
 GARBAGE = -2
 
 
@@ -35,6 +48,7 @@ class Run:
     pages: np.ndarray
     computed: int
     committed: int
+    hints: Hints | None = None
 
 
 @dataclass
@@ -108,16 +122,20 @@ class Client:
 
     # -- requests --------------------------------------------------------------------------------------------------
 
-    def start(self, tokens: np.ndarray, ns: Namespace = NS, limit: int | None = None) -> Run:
+    def start(
+        self, tokens: np.ndarray, ns: Namespace = NS, limit: int | None = None, hints: Hints | None = None
+    ) -> Run:
         """Acquire a lease where there is room for it."""
-        run = self.try_start(tokens, ns, limit)
+        run = self.try_start(tokens, ns, limit, hints)
         assert run is not None
         return run
 
-    def try_start(self, tokens: np.ndarray, ns: Namespace = NS, limit: int | None = None) -> Run | None:
+    def try_start(
+        self, tokens: np.ndarray, ns: Namespace = NS, limit: int | None = None, hints: Hints | None = None
+    ) -> Run | None:
         """Acquire a lease; None when there is no page to copy the tail to."""
-        lease = self.cache.acquire(ns, tokens, limit)
-        run = Run(lease, np.array(tokens, np.int32), lease.pages, lease.n_tokens, lease.n_tokens)
+        lease = self.cache.acquire(ns, tokens, limit, hints=hints)
+        run = Run(lease, np.array(tokens, np.int32), lease.pages, lease.n_tokens, lease.n_tokens, hints)
         self.runs.append(run)
         return run if self.take_tail(run) else None
 
@@ -167,7 +185,7 @@ class Client:
         return run.computed
 
     def finish(self, run: Run, *, keep: bool = True) -> None:
-        self.cache.finish(run.lease, run.tokens, run.pages, run.committed, keep)
+        self.cache.finish(run.lease, run.tokens, run.pages, run.committed, keep, hints=run.hints)
         self.runs.remove(run)
 
     def end(self, run: Run) -> None:
@@ -175,10 +193,10 @@ class Client:
         self.drain()
         self.finish(run)
 
-    def serve(self, tokens: np.ndarray, ns: Namespace = NS) -> int:
-        """Run one request from start to end; returns how many tokens were cached."""
+    def serve(self, tokens: np.ndarray, ns: Namespace = NS, hints: Hints | None = None) -> int:
+        """Run one request from start to end, a second after the last; returns how many tokens were cached."""
         self.plan()
-        run = self.start(tokens, ns)
+        run = self.start(tokens, ns, hints=hints)
         cached = run.computed
         assert self.prefill(run)
         self.end(run)

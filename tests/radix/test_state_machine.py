@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
 
-from tests.radix.world import World
+from tests.radix.world import SPACES, World
 
 WHICH = st.integers(0, 7)
 
@@ -144,3 +144,9 @@ def soak(world: World, seed: int, n: int) -> None:
 @pytest.mark.parametrize("seed", range(3))
 def test_soak(page_size: int, n_pages: int, seed: int) -> None:
     soak(World(page_size, n_pages), seed, 700)
+
+
+@pytest.mark.parametrize("policy", ["lfu", "slru", "priority", "hints"])
+def test_soak_with_every_policy_and_floors(policy: str) -> None:
+    floors = {SPACES[0]: 8, SPACES[1]: 4}
+    soak(World(4, 24, policy=policy, floors=floors), seed=7, n=700)

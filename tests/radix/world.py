@@ -11,7 +11,9 @@ import numpy as np
 import pytest
 
 from radix import COMMITTED, LeaseError, Namespace, PrefixCache
-from tests.radix.helpers import Client, Run
+from radix.events import AllBlocksCleared, BlockStored, KvEvent
+from radix.hashes import follow, pages_of, seed, short
+from tests.radix.helpers import Client, Hints, Run
 
 SPACES = (Namespace(), Namespace(adapter=1), Namespace(salt="s"))
 DEPTH = 2  # steps launched and not executed
@@ -36,11 +38,32 @@ def _common(a: tuple[int, ...], b: tuple[int, ...]) -> int:
     return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
 
 
+class Mirror:
+    """What a router knows of the cache from its events alone."""
+
+    def __init__(self) -> None:
+        self.blocks: set[int] = {-1}  # something that only AllBlocksCleared at the start removes
+
+    def __call__(self, events: list[KvEvent]) -> None:
+        for event in events:
+            if isinstance(event, AllBlocksCleared):
+                self.blocks.clear()
+            elif isinstance(event, BlockStored):
+                assert event.parent_block_hash is None or event.parent_block_hash in self.blocks
+                assert len(event.token_ids) == len(event.block_hashes) * event.block_size
+                assert not self.blocks & set(event.block_hashes)
+                self.blocks |= set(event.block_hashes)
+            else:
+                assert set(event.block_hashes) <= self.blocks
+                self.blocks -= set(event.block_hashes)
+
+
 class World:
     """Every operation checks what it can see; `check` audits the books."""
 
     def __init__(self, page_size: int, n_pages: int, **options: object) -> None:
-        self.cache = PrefixCache(n_pages, page_size, **options)  # type: ignore[arg-type]
+        self.mirror = Mirror()
+        self.cache = PrefixCache(n_pages, page_size, events=self.mirror, **options)  # type: ignore[arg-type]
         self.client = Client(self.cache)
         self.known = Known()
         self.exact = True  # nothing evicted or withdrawn since the cache was last empty
@@ -53,6 +76,20 @@ class World:
 
     def check(self) -> None:
         self.cache.audit([*self.client.private(), *self.hogs])
+        self.cache.flush_events()
+        assert self.mirror.blocks == self.held_blocks()
+
+    def held_blocks(self) -> set[int]:
+        """The hash of every whole page in the tree, computed from the root down."""
+        out, tree = set(), self.cache.tree
+        stack = [(root, seed(ns)) for ns, root in tree.roots.items()]
+        while stack:
+            node, digest = stack.pop()
+            if not tree.is_tail(node):
+                chain = list(follow(digest, pages_of(node.data, tree.page_bytes)))
+                out |= set(map(short, chain))
+                stack.extend((child, chain[-1] if chain else digest) for child in node.children.values())
+        return out
 
     # -- steps -----------------------------------------------------------------------------------------------------
 
@@ -91,7 +128,7 @@ class World:
         before, found = self.cache.stats(), self.cache.probe(ns, tokens, limit)
         assert self.cache.stats() == before
         self.expect(ns, tokens, limit, found.total)
-        run = self.client.try_start(tokens, ns, limit)
+        run = self.client.try_start(tokens, ns, limit, self.advice(fresh))
         if run is not None:
             assert run.computed == found.total
         self.note(before)
@@ -198,6 +235,14 @@ class World:
 
     def pick(self, which: int) -> Run:
         return self.runs[which % len(self.runs)]
+
+    def advice(self, i: int) -> Hints | None:
+        """Every kind of hint, from one of three programs or none."""
+        if i % 3 == 0:
+            return None
+        wait = (None, 0.5, 20.0)[i // 3 % 3]
+        ttl = (None, None, 3.0)[i // 9 % 3]
+        return Hints((None, "a", "b", "c")[i % 4], wait, i % 7 == 0, ttl, (0, 0, 2, -1)[i // 5 % 4])
 
     def scribble(self, pages: np.ndarray) -> None:
         """Whoever is given a page writes all over it in the same step."""
