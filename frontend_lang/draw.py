@@ -56,7 +56,7 @@ class _Canvas:
         label = " ".join(f"{row.kind} {row.text}".split() if row.kind != "text" else row.text.split())
         short = label if len(label) <= 26 else label[:25] + "…"
         self.shapes.append(
-            f'<g><title>{escape(f"line {row.line}: {label} {row.note}")}</title>'
+            f"<g><title>{escape(f'line {row.line}: {label} {row.note}')}</title>"
             f'<rect x="{x}" y="{y}" width="{COLUMN - 24}" height="{BOX}" rx="5" fill="{colour}" stroke="#7a8794"/></g>'
         )
         self.text(x + 8, y + 17, short)

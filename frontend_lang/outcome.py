@@ -19,7 +19,7 @@ from frontend_lang.errors import (
 )
 from frontend_lang.ir import Gen, Step
 from frontend_lang.values import Info, Var
-from runtime.errors import InvalidRequest, RametError, Unavailable
+from runtime.errors import InvalidRequest, RametError, RequestTimeout, Unavailable
 from runtime.messages import Finish, TokenLogprob, Usage
 
 _GRAMMAR_PARAMS = ("regex", "json_schema", "grammar", "ebnf", "choices", "response_format", "structural_tag")
@@ -90,6 +90,8 @@ def incomplete(part: Part, error: Exception) -> IncompleteValue:
 
 def explain(error: RametError, where: Where) -> ProgramError:
     """The runtime's error as the program's, at its place."""
+    if isinstance(error, RequestTimeout):
+        return DeadlineExceeded(str(error), where)
     if isinstance(error, Unavailable):
         return BackendLost(str(error), where)
     if isinstance(error, InvalidRequest) and (error.param or "").split(".")[0] in _GRAMMAR_PARAMS:
@@ -102,7 +104,7 @@ def failure(finish: Finish, where: Where) -> ProgramError:
     message = finish.message or f"the request ended with {finish.reason!r}"
     if finish.status == 503:
         return BackendLost(message, where)
-    if finish.status == 504 or "deadline" in message or "timed out" in message or "timeout" in message:
+    if finish.status == RequestTimeout.status:
         return DeadlineExceeded(message, where)
     if (finish.param or "").split(".")[0] in _GRAMMAR_PARAMS:
         return InvalidSchema(message, where)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from importlib.metadata import version
 
 from fastapi import FastAPI
@@ -20,6 +21,7 @@ from runtime.serve import (
     chat,
     completions,
     health,
+    lang,
     metrics_page,
     models,
     native,
@@ -29,6 +31,7 @@ from runtime.serve import (
 from runtime.serve.context import Pool, Serving, make_serving
 from runtime.serve.errors import handle_error
 from runtime.serve.middleware import Gate, KeyRing
+from runtime.serve.zmq_door import ZmqDoor
 
 FAMILIES: tuple[Callable[[Serving], list[BaseRoute]], ...] = (
     health.routes,
@@ -38,6 +41,7 @@ FAMILIES: tuple[Callable[[Serving], list[BaseRoute]], ...] = (
     responses.routes,
     anthropic.routes,
     native.routes,
+    lang.routes,
     tokenization.routes,
     admin.routes,
     metrics_page.routes,
@@ -58,11 +62,27 @@ def create_app(generator: Generator, engine: EngineConfig, server: ServerConfig,
         docs_url=None,
         redoc_url=None,
         middleware=_middleware(serving),
+        lifespan=_lifespan(serving),
         exception_handlers={RametError: handle_error, HTTPException: handle_error},
     )
     for family in FAMILIES:
         app.router.routes.extend(family(serving))
     return app
+
+
+def _lifespan(serving: Serving) -> Callable[[FastAPI], AbstractAsyncContextManager[None]]:
+    """The sockets beside HTTP, open while the app runs."""
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        endpoint = serving.server.zmq_endpoint
+        door = ZmqDoor(serving, endpoint) if endpoint else None
+        app.state.zmq_door = door
+        yield
+        if door is not None:
+            await door.close()
+
+    return lifespan
 
 
 def _middleware(serving: Serving) -> list[Middleware]:

@@ -13,7 +13,6 @@ import secrets
 import time
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Sequence
-from typing import Any
 
 import msgspec
 import numpy as np
@@ -25,9 +24,10 @@ from runtime.errors import InvalidRequest, RametError
 from runtime.generate import Delta
 from runtime.messages import GrammarSpec, Hints, Ids, Segment, Submit, pack_ids, unpack_ids
 from runtime.params import SamplingParams
-from runtime.serve.context import Serving
+from runtime.serve.context import Caller, Serving
 from runtime.serve.trace import trace_of
 from runtime.serve.wire import EventStream, decode, dumps, json_response
+from runtime.trail import Trail
 
 MAX_REQUESTS = 4096
 LEASE_S = 600.0
@@ -167,9 +167,8 @@ class _Job:
     ) -> None:
         self._handles = handles
         self._owner = owner
-        self._prompts = prompts
         self._names = [secrets.token_hex(8) for _ in requests]
-        namespace = trace_namespace(owner)
+        namespace = Caller(owner).namespace()
         submits = [
             Submit(
                 rid=_rid(owner, one.rid),
@@ -185,7 +184,9 @@ class _Job:
             )
             for one, prompt in zip(requests, prompts, strict=True)
         ]
-        self._segments = [one.segments for one in requests]
+        self._trails = [
+            Trail(prompt, one.segments, serving.spec.eos_ids) for one, prompt in zip(requests, prompts, strict=True)
+        ]
         self._streams = serving.generator.stream_many(submits)
 
     async def lines(self) -> AsyncIterator[bytes]:
@@ -208,29 +209,18 @@ class _Job:
                 stream.close()
 
     async def _follow(self, index: int, queue: asyncio.Queue[bytes | None]) -> None:
-        made: list[np.ndarray[Any, Any]] = [self._prompts[index]]
-        segment = 0
+        trail = self._trails[index]
         try:
             async for delta in self._streams[index]:
-                while segment < delta.segment:
-                    segment += 1
-                    made.append(unpack_ids(self._segments[index][segment - 1].tokens))
-                made.append(np.asarray(delta.token_ids, np.int32))
+                trail.add(delta.segment, delta.token_ids)
                 if delta.usage is not None:  # the handle is there before the client can use it
-                    self._handles.put(self._names[index], self._owner, np.concatenate(made).astype(np.int32))
+                    self._handles.put(self._names[index], self._owner, trail.ids())
                 queue.put_nowait(_line(index, delta))
         except RametError as error:
             problem = {"message": str(error), "status": error.status, "param": error.param}
             queue.put_nowait(dumps({"i": index, "error": problem}) + b"\n")
         finally:
             queue.put_nowait(None)
-
-
-def trace_namespace(owner: str) -> Any:
-    """The cache namespace of a caller: callers do not share prefixes."""
-    from runtime.serve.context import Caller
-
-    return Caller(owner).namespace()
 
 
 def _line(index: int, delta: Delta) -> bytes:

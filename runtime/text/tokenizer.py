@@ -73,6 +73,21 @@ class Tokenizer:
             return _from_gguf(path)
         raise ModelLoadError(f"There is no model at {path}, so no tokenizer either.")
 
+    @classmethod
+    def from_json(
+        cls, text: str, *, chat_template: str | None = None, eos_ids: Iterable[int] = (), bos: str = "", eos: str = ""
+    ) -> Tokenizer:
+        """The tokenizer that `to_json` wrote, on another machine. Raises ModelLoadError."""
+        try:
+            backend = Backend.from_str(text)
+        except Exception as error:
+            raise ModelLoadError(f"This is no tokenizer: {error}") from error
+        return cls(backend, chat_template=chat_template, eos_ids=eos_ids, bos=bos, eos=eos)
+
+    def to_json(self) -> str:
+        """The vocabulary and its rules as text (without the chat template)."""
+        return self._backend.to_str()
+
     def encode(self, text: str, add_special: bool = True) -> list[int]:
         """Ids of `text`. Special tokens written out in it become their ids; `add_special` adds BOS and EOS."""
         return self._backend.encode(text, add_special_tokens=add_special).ids

@@ -1,0 +1,256 @@
+"""Programs on our server: token states by handle, so that only new ids travel.
+
+The model's tokenizer and chat template are fetched once; from then on text is encoded here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+import msgspec
+
+from frontend_lang.backend import Abilities, Piece
+from frontend_lang.record import common_prefix
+from runtime.errors import InvalidRequest, RametError, RequestFailed, Unavailable
+from runtime.generate import error_of
+from runtime.messages import Finish, Ids, Submit, TokenLogprob, Usage, unpack_ids
+from runtime.text.chat import ChatRenderer
+from runtime.text.tokenizer import Tokenizer
+from runtime.trail import Trail
+
+MAX_KNOWN = 512  # sequences whose handles are remembered
+CONNECT_S = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """A sequence the server holds, as it was when its request ended."""
+
+    handle: str
+    ids: Ids
+
+
+class HttpBackend:
+    """A Ramet server at `url`. `api_key` is sent as a bearer token. Raises Unavailable if nobody answers."""
+
+    def __init__(self, url: str, *, api_key: str | None = None, timeout_s: float | None = None) -> None:
+        self.name = "http"
+        self.able = Abilities()
+        self._url = url.rstrip("/")
+        self._headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+        self._timeout = httpx.Timeout(timeout_s, connect=CONNECT_S)
+        self._clients: dict[asyncio.AbstractEventLoop, httpx.AsyncClient] = {}
+        self._known: dict[str, OrderedDict[str, _Known]] = {}  # program run -> its latest sequences
+        about = self._fetch("/lang/tokenizer")
+        self.model: str = about["model"]
+        self._tokenizer = Tokenizer.from_json(
+            about["tokenizer"],
+            chat_template=about["chat_template"],
+            eos_ids=about["eos_ids"],
+            bos=about["bos"],
+            eos=about["eos"],
+        )
+        self._renderer = ChatRenderer(self._tokenizer)
+        table = self._tokenizer.token_bytes
+        self.specials: Mapping[str, int] = {table[i].decode(): i for i in self._tokenizer.special_ids if table[i]}
+        self.stop_ids = frozenset(about["eos_ids"])
+        self.bos_ids = tuple(self._tokenizer.encode("", add_special=True)[:1])
+        self.ids_sent = 0  # token ids that travelled, for whoever wonders
+
+    def _fetch(self, path: str) -> dict[str, Any]:
+        try:
+            reply = httpx.get(self._url + path, headers=self._headers, timeout=CONNECT_S)
+            reply.raise_for_status()
+            found: dict[str, Any] = reply.json()
+        except httpx.HTTPStatusError as error:
+            raise _error_of(error.response.status_code, error.response.content) from error
+        except (httpx.HTTPError, ValueError) as error:
+            raise Unavailable(f"No Ramet server answers at {self._url}: {error}") from error
+        return found
+
+    # ---- the Backend protocol -----------------------------------------------------------------------------
+
+    def submit(self, requests: Sequence[Submit]) -> list[AsyncIterator[Piece]]:
+        inboxes: list[asyncio.Queue[Piece | RametError | None]] = [asyncio.Queue() for _ in requests]
+        task = asyncio.get_running_loop().create_task(self._exchange(list(requests), inboxes))
+        message = _Message(self, task, [request.rid for request in requests])
+        return [message.read(index, inbox) for index, inbox in enumerate(inboxes)]
+
+    async def encode(self, text: str) -> Sequence[int]:
+        return self._tokenizer.encode(text, add_special=False)
+
+    def token_bytes(self, token: int) -> bytes:
+        return self._tokenizer.token_bytes[token]
+
+    async def render(self, messages: Sequence[Mapping[str, Any]], add_generation_prompt: bool) -> str:
+        return self._renderer.render_text(list(messages), add_generation_prompt=add_generation_prompt)
+
+    # ---- one message --------------------------------------------------------------------------------------
+
+    def client(self) -> httpx.AsyncClient:
+        """The connections of the running loop; those of loops that have ended are forgotten."""
+        loop = asyncio.get_running_loop()
+        if loop not in self._clients:
+            self._clients = {old: client for old, client in self._clients.items() if not old.is_closed()}
+            limits = httpx.Limits(max_connections=None, max_keepalive_connections=64)
+            self._clients[loop] = httpx.AsyncClient(
+                base_url=self._url, headers=self._headers, timeout=self._timeout, limits=limits
+            )
+        return self._clients[loop]
+
+    async def _exchange(self, requests: list[Submit], inboxes: list[asyncio.Queue[Any]]) -> None:
+        """Send the message, hand out what comes, and end every inbox whatever happens."""
+        try:
+            if await self._stream(requests, inboxes, by_handle=True):
+                await self._stream(requests, inboxes, by_handle=False)
+            problem: RametError | None = Unavailable("The server closed the connection before the end.")
+        except httpx.HTTPError as error:
+            problem = Unavailable(f"The server at {self._url} is gone: {error or type(error).__name__}")
+        except RametError as error:
+            problem = error
+        for inbox in inboxes:
+            inbox.put_nowait(problem)
+
+    async def _stream(self, requests: list[Submit], inboxes: list[asyncio.Queue[Any]], *, by_handle: bool) -> bool:
+        """Follow one exchange. True if a handle was lost: nothing ran, send all ids."""
+        bodies = [self._body(request, by_handle) for request in requests]
+        content = msgspec.json.encode({"requests": bodies})
+        async with self.client().stream("POST", "/lang/submit", content=content) as reply:
+            if reply.status_code == 409 and by_handle:
+                await reply.aread()
+                for request in requests:
+                    self._known.pop(request.client, None)
+                return True
+            if reply.status_code != 200:
+                raise _error_of(reply.status_code, await reply.aread())
+            handles: list[str] = []
+            trails = [Trail(unpack_ids(one.tokens), one.segments, self.stop_ids) for one in requests]
+            async for text in reply.aiter_lines():
+                line = json.loads(text)
+                if "handles" in line:
+                    handles = line["handles"]
+                    continue
+                index = line["i"]
+                if "error" in line:
+                    inboxes[index].put_nowait(_failure(line["error"]))
+                    continue
+                piece = _piece(line)
+                trails[index].add(piece.segment, piece.token_ids)
+                if piece.usage is not None:
+                    self._remember(requests[index].client, handles[index], trails[index])
+                inboxes[index].put_nowait(piece)
+        return False
+
+    def _body(self, request: Submit, by_handle: bool) -> dict[str, Any]:
+        ids = unpack_ids(request.tokens)
+        parent, keep = self._longest(request.client, ids) if by_handle else (None, 0)
+        self.ids_sent += len(ids) - keep
+        return {
+            "rid": request.rid,
+            "parent": parent,
+            "keep": keep,
+            "suffix": ids[keep:].tobytes(),
+            "params": request.params,
+            "grammar": request.grammar,
+            "hints": request.hints,
+            "client": request.client,
+            "prompt_logprobs_from": request.prompt_logprobs_from,
+            "segments": request.segments,
+            "timeout_s": request.timeout_s,
+        }
+
+    def _longest(self, run: str, ids: Ids) -> tuple[str | None, int]:
+        """The handle of the known sequence that begins most like `ids`, and how much of it to keep."""
+        best: tuple[str | None, int] = (None, 0)
+        for known in self._known.get(run, {}).values():
+            n = common_prefix(ids, known.ids)
+            if n > best[1]:
+                best = (known.handle, n)
+        return best
+
+    def _remember(self, run: str, handle: str, trail: Trail) -> None:
+        known = self._known.setdefault(run, OrderedDict())
+        known[handle] = _Known(handle, trail.ids())
+        while len(known) > MAX_KNOWN:
+            known.popitem(last=False)
+        while len(self._known) > MAX_KNOWN:
+            self._known.pop(next(iter(self._known)))
+
+
+class _Message:
+    """The readers of one message's streams; the last to leave ends the exchange."""
+
+    def __init__(self, backend: HttpBackend, task: asyncio.Task[None], rids: list[str]) -> None:
+        self._backend = backend
+        self._task = task
+        self._rids = rids
+        self._left = len(rids)
+        self._early = False
+
+    async def read(self, index: int, inbox: asyncio.Queue[Piece | RametError | None]) -> AsyncIterator[Piece]:
+        done = False
+        try:
+            while not done:
+                item = await inbox.get()
+                if isinstance(item, RametError):
+                    done = True
+                    raise item
+                assert item is not None
+                done = item.usage is not None
+                yield item
+        finally:
+            self._left -= 1
+            self._early |= not done
+            if self._left and not done and not self._task.done():
+                await asyncio.shield(self._abort(index))
+            elif not self._left:
+                if self._early:
+                    self._task.cancel()  # closes the connection, which aborts what still runs
+                await asyncio.gather(self._task, return_exceptions=True)
+
+    async def _abort(self, index: int) -> None:
+        content = msgspec.json.encode({"rids": [self._rids[index]]})
+        await self._backend.client().post("/lang/abort", content=content)
+
+
+def _piece(line: dict[str, Any]) -> Piece:
+    return Piece(
+        text=line.get("text", ""),
+        token_ids=tuple(line.get("token_ids", ())),
+        logprobs=_logprobs(line.get("logprobs")),
+        prompt_logprobs=_logprobs(line.get("prompt_logprobs")),
+        finish=msgspec.convert(line["finish"], Finish) if "finish" in line else None,
+        usage=msgspec.convert(line["usage"], Usage) if "usage" in line else None,
+        segment=line.get("segment", 0),
+    )
+
+
+def _logprobs(rows: Any) -> tuple[TokenLogprob, ...]:
+    return msgspec.convert(rows or (), tuple[TokenLogprob, ...])
+
+
+def _failure(problem: dict[str, Any]) -> RametError:
+    finish = Finish(
+        reason="error", message=problem.get("message"), status=problem.get("status"), param=problem.get("param")
+    )
+    return error_of(finish)
+
+
+def _error_of(status: int, body: bytes) -> RametError:
+    """A refusal of the whole message as the error the engine would have raised."""
+    try:
+        problem = json.loads(body)["error"]
+        text, param = str(problem["message"]), problem.get("param")
+    except (ValueError, KeyError, TypeError):
+        text, param = f"The server answered {status}: {body[:200]!r}", None
+    if status == 404:
+        return InvalidRequest(f"{text} (is this a Ramet server?)", param="url")
+    if status in (401, 403):
+        return InvalidRequest(text, param="api_key")
+    return error_of(Finish(reason="error", message=text, status=status, param=param)) if text else RequestFailed(text)
