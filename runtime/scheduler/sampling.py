@@ -32,7 +32,8 @@ class PenaltyState:
 
     def push(self, token: int) -> None:
         """One more output token."""
-        self._counts[self._slot(token)] += 1
+        at = self._slot(token)  # may replace the arrays: look them up afterwards
+        self._counts[at] += 1
 
     def terms(self, params: SamplingParams) -> tuple[I32, I32, F32]:
         """(ids for the repetition penalty, ids and values to add)."""

@@ -226,6 +226,14 @@ def test_penalty_counts_are_those_of_the_output(said: list[int]) -> None:
     assert {t: -int(v) for t, v in zip(ids.tolist(), values.tolist(), strict=True)} == {t: said.count(t) for t in said}
 
 
+def test_penalty_counts_outgrow_their_first_arrays() -> None:
+    state = PenaltyState(np.arange(50, dtype=np.int32), list(range(300)) * 2)
+    rep, ids, values = state.terms(SamplingParams(frequency_penalty=1.0, repetition_penalty=2.0))
+    assert sorted(rep.tolist()) == list(range(300))
+    assert sorted(ids.tolist()) == list(range(300))
+    assert set(values.tolist()) == {-2.0}
+
+
 def words(*allowed: int, vocab: int = 64) -> Any:
     bits = np.zeros(vocab, np.uint8)
     bits[list(allowed)] = 1
