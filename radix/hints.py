@@ -72,5 +72,5 @@ def _retain(tree: RadixTree, end: Node, hints: HintsLike, now: float) -> None:
     ttl = MAX_RETAIN_S if hints.retain_ttl_s is None else min(max(hints.retain_ttl_s, 0.0), MAX_RETAIN_S)
     level = max(-MAX_LEVEL, min(hints.retain_priority or 1, MAX_LEVEL))
     for node in tree.chain(end):
-        if level >= retain_level(node, now):
+        if level >= node.retain_level or now >= node.retain_until:
             node.retain_level, node.retain_until = level, now + ttl

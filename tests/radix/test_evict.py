@@ -1,0 +1,190 @@
+"""What goes first, policy by policy."""
+
+from __future__ import annotations
+
+import pytest
+
+from radix import Namespace, PrefixCache
+from tests.radix.helpers import NS, Client, Hints, ids, seq
+
+A, B, C = (seq(8, start) for start in (1000, 2000, 3000))  # two pages each
+
+
+def client(policy: str, n_pages: int = 16, **options: object) -> Client:
+    return Client(PrefixCache(n_pages, 4, policy=policy, **options))  # type: ignore[arg-type]
+
+
+def order(c: Client) -> str:
+    """The order in which A, B and C lose their last page."""
+    c.plan()  # tail copies are done
+    left = {name: tokens for name, tokens in zip("ABC", (A, B, C), strict=True) if c.check_match(tokens)}
+    out = ""
+    while left:
+        assert c.cache.evict(1)
+        gone = [name for name, tokens in left.items() if not c.check_match(tokens)]
+        out += "".join(gone)
+        for name in gone:
+            del left[name]
+    return out
+
+
+def wait(c: Client, seconds: int) -> None:
+    for _ in range(seconds):
+        c.plan()
+        c.drain()
+
+
+def test_lru_evicts_what_was_used_longest_ago() -> None:
+    c = client("lru")
+    for tokens in (A, B, C, A):
+        c.serve(tokens)
+    assert order(c) == "BCA"
+
+
+def test_lfu_evicts_what_was_hit_least() -> None:
+    c = client("lfu")
+    for tokens in (A, A, A, B, B, C):
+        c.serve(tokens)
+    assert order(c) == "CBA"
+
+
+def test_slru_evicts_what_was_never_hit() -> None:
+    c = client("slru")
+    for tokens in (A, A, B, C):
+        c.serve(tokens)
+    assert order(c) == "BCA"
+
+
+def test_slru_bounds_the_share_of_what_was_hit() -> None:
+    for n_pages, first_loser in ((12, C), (9, A)):  # four hit pages are within a third of twelve, not of nine
+        c = client("slru", n_pages)
+        for tokens in (A, B, C):
+            c.serve(tokens)
+        for tokens in (A, B):
+            c.plan()
+            c.end(c.start(tokens, limit=8))
+        c.cache.evict(1)
+        assert [t[0] for t in (A, B, C) if c.check_match(t, limit=8) < 8] == [first_loser[0]]
+
+
+def test_priority_keeps_the_higher_while_its_time_lasts() -> None:
+    c = client("priority")
+    c.serve(A, hints=Hints(retain_ttl_s=10, retain_priority=2))
+    c.serve(B, hints=Hints(retain_ttl_s=100, retain_priority=1))
+    c.serve(C)
+    assert order(c) == "CBA"
+    c.cache.clear()
+    c.serve(A, hints=Hints(retain_ttl_s=10, retain_priority=2))
+    c.serve(B, hints=Hints(retain_ttl_s=100, retain_priority=1))
+    c.serve(C)
+    wait(c, 10)
+    assert order(c) == "ACB"
+
+
+def test_a_negative_priority_goes_first() -> None:
+    c = client("priority")
+    for tokens in (A, B):
+        c.serve(tokens)
+    c.serve(C, hints=Hints(retain_priority=-1))
+    assert order(c) == "CAB"
+
+
+def test_hints_without_hints_is_lru() -> None:
+    c = client("hints")
+    for tokens in (A, B, C, A):
+        c.serve(tokens)
+    assert order(c) == "BCA"
+
+
+def test_a_program_that_is_done_goes_first() -> None:
+    c = client("hints")
+    for tokens in (A, B):
+        c.serve(tokens)
+    c.serve(C, hints=Hints("c", final=True))
+    assert order(c) == "CAB"
+    assert c.cache.stats()["evicted_by"]["final"] == 2
+
+
+def test_final_spares_what_others_use_too() -> None:
+    c = client("hints", n_pages=32)
+    shared = seq(8, 500)
+    mine, yours = (ids(*shared, *own) for own in (A, B))
+    c.serve(mine, hints=Hints("me"))
+    c.serve(yours, hints=Hints("you"))
+    c.serve(C)
+    c.serve(mine, hints=Hints("me", final=True))
+    c.plan()
+    c.cache.evict(2)
+    assert c.check_match(mine) == 8
+    assert c.check_match(yours) == 15
+    c.cache.evict(2)
+    assert c.check_match(yours) == 8
+    assert c.check_match(C) == 7
+
+
+def test_final_condemns_every_branch_of_the_program() -> None:
+    c = client("hints", n_pages=32)
+    start = seq(8, 500)
+    left, right = (ids(*start, *own) for own in (A, B))
+    c.serve(left, hints=Hints("me"))
+    c.serve(C)
+    c.serve(right, hints=Hints("me", final=True))
+    assert c.cache.evict(6) == 6
+    assert (c.check_match(left), c.check_match(right), c.check_match(C)) == (0, 0, 7)
+
+
+def test_a_program_that_comes_back_after_all_is_not_condemned() -> None:
+    c = client("hints")
+    c.serve(A, hints=Hints("a", final=True))
+    c.serve(B)
+    c.serve(A, hints=Hints("a"))
+    assert order(c) == "BA"
+
+
+def test_the_farthest_return_goes_first() -> None:
+    c = client("hints")
+    c.serve(A, hints=Hints("a", expect_return_s=5))
+    c.serve(B, hints=Hints("b", expect_return_s=500))
+    c.serve(C)
+    assert order(c) == "BAC"
+
+
+def test_a_leaf_gets_hotter_as_its_return_comes_near_and_ages_when_it_is_overdue() -> None:
+    for seconds, expected in ((0, "ABC"), (15, "BCA"), (60, "BCA")):
+        c = client("hints")
+        c.serve(A, hints=Hints("a", expect_return_s=20))
+        c.serve(B)
+        c.serve(C)
+        wait(c, seconds)
+        assert order(c) == expected
+
+
+def test_retained_paths_go_last_whoever_uses_them() -> None:
+    c = client("hints", n_pages=32)
+    c.serve(A, hints=Hints(retain_ttl_s=100))
+    c.serve(ids(*A, *B), hints=Hints("b", final=True))
+    c.serve(C)
+    assert c.cache.evict(4) == 4
+    assert c.check_match(A) == 7
+    assert c.check_match(C) == 0
+
+
+def test_a_floor_is_kept_while_others_have_pages() -> None:
+    other = Namespace(adapter=1)
+    c = client("lru", floors={NS: 3})
+    for tokens in (A, B):
+        c.serve(tokens)
+    c.serve(C, other)
+    assert c.cache.evict(1) == 1  # four pages, one above the floor
+    assert c.cache.evict(2) == 2
+    assert c.check_match(C, other) == 0
+    assert (c.check_match(A), c.check_match(B)) == (4, 7)
+    c.audit()
+    assert c.cache.evict(2) == 2  # soft: nothing else is left
+    c.serve(seq(12, 9000))
+    c.audit()
+
+
+def test_an_unknown_policy_is_named() -> None:
+    with pytest.raises(ValueError, match="unknown eviction policy 'mru'; known: lru, lfu"):
+        client("mru")
