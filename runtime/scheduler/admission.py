@@ -10,6 +10,7 @@ from runtime.scheduler.batch import Copies
 from runtime.scheduler.state import Growth, State
 
 MAX_LONG = 4  # prompts of several chunks that are prefilled at the same time
+EXPLAIN_AHEAD = 4096  # tokens looked at beyond the cached ones to say why they are not
 REFRESH = 4  # cached-prefix lookups of waiting requests in one step
 
 
@@ -83,6 +84,7 @@ class Admission:
             request.tally.admitted_at = state.now
             state.stats.queue_s.add(state.now - request.arrival)
             state.stats.prompt_tokens += request.n_prompt
+            request.tally.miss = why_missed(state, request, lease)
         self.take_leased(request)
         if state.policy.bucketed:
             state.queue.charge(state.queue.account(request), request.known - int(rows.kv[slot]))
@@ -117,6 +119,15 @@ class Admission:
                 request.tally.copied += tail.n
         rows.kv[slot] += tail.n
         self._count_reuse(request, tail.n)
+
+
+def why_missed(state: State, request: Request, lease: Lease) -> str | None:
+    """In words, why the prompt was not cached further; None where it was, or where there is no cache."""
+    if not state.cache.enabled:
+        return None
+    ahead = min(request.known, lease.total + EXPLAIN_AHEAD + 1)
+    why = state.cache.explain(state.namespace(request), request.tokens[:ahead])
+    return None if why.reason == "cached" else str(why)
 
 
 def refresh_hits(state: State) -> None:

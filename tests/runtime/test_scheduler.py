@@ -425,3 +425,21 @@ def test_pause_holds_back_new_requests_only() -> None:
     assert "new" not in world.said
     world.call("resume")
     assert len(world.run().tokens("new")) == 4
+
+
+@pytest.mark.parametrize(
+    ("prompt", "why"),
+    [
+        (list(range(2, 22)), None),
+        ([*range(2, 12), 50, 51], "diverges at token 10: cached 12, got 50"),
+        ([40, 41, 42], "never seen from token 0 on"),
+    ],
+)
+def test_usage_says_why_the_rest_was_not_cached(prompt: list[int], why: str | None) -> None:
+    world = World()
+    world.ask("first", range(2, 22), max_tokens=1)
+    world.run()
+    world.ask("second", prompt, max_tokens=1)
+    usage = world.run().said["second"].usage
+    assert usage is not None
+    assert usage.miss == why
