@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 FORGET = 0.98
+MARGIN = 0.92  # part of the allowed stretch that is planned for: steps vary
 _RIDGE = 1e-3
 
 
@@ -83,6 +84,7 @@ def prefill_budget(
     *,
     n_decode: int,
     kv_read: int,
+    kv_prefill: int = 0,
     max_step_tokens: int,
     inflation: float,
     floor: int,
@@ -101,8 +103,9 @@ def prefill_budget(
         return floor
     base = model.predict(n_decode, kv_read)
     per_token = model.coefficients()[1] * model.TOKENS
+    spare = MARGIN * (inflation - 1.0) * base - (model.predict(n_decode, kv_read + kv_prefill) - base)
     known = 2 * max(model.most_tokens, floor)  # never more than twice what has been seen: the model is linear
-    free = (inflation - 1.0) * base / per_token if per_token > 0 else known
+    free = spare / per_token if per_token > 0 else known
     return max(floor, int(min(room, known, free)))
 
 

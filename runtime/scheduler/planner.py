@@ -48,8 +48,8 @@ class Planner:
         decode = self._decode(frame) if frame.n else NOTHING
         copies = Copies(state.page_size)
         pieces: list[Piece] = []
-        if state.prefill or len(state.queue):
-            pieces = self._prefill.plan(self._budget(frame.n, int(decode.kv.sum())), copies)
+        if state.prefill or (len(state.queue) and state.rows.n_free and not state.paused):
+            pieces = self._prefill.plan(self._budget(decode), copies)
         if not frame.n and not pieces:
             return None
         planned = self._assemble(frame, decode, pieces, copies)
@@ -57,15 +57,17 @@ class Planner:
         state.growth.calm_step()
         return planned
 
-    def _budget(self, n_decode: int, kv_read: int) -> int:
-        config = self.state.config
+    def _budget(self, decode: DecodeStep) -> int:
+        """Prefill tokens of this step. The KV that prefill rows read counts as prefill, not as decode."""
+        state, config = self.state, self.state.config
         return prefill_budget(
-            self.state.model,
-            n_decode=n_decode,
-            kv_read=kv_read,
+            state.model,
+            n_decode=len(decode.kv),
+            kv_read=int(decode.kv.sum()),
+            kv_prefill=int(state.rows.kv[[r.slot for r in state.prefill[:2]]].sum()) if state.prefill else 0,
             max_step_tokens=config.max_step_tokens,
             inflation=config.max_itl_inflation,
-            floor=max(FLOOR_TOKENS, self.state.page_size),
+            floor=max(FLOOR_TOKENS, state.page_size),
         )
 
     # -- room ------------------------------------------------------------------------------------------------
