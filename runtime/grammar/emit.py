@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
-from decimal import Decimal
+from decimal import ROUND_CEILING, Decimal
 from math import gcd, lcm
 from typing import Any
 
@@ -277,6 +277,8 @@ def number_expr(node: Number) -> Expr:
         regex = integers(node.low, node.high) if node.integer else numbers(node.low, node.high)
         return Leaf(regex, where=node.where, what="the number's range")
     step = _common_multiple(node.multiples)
+    if not _has_multiple(node, step):
+        return NOTHING_FITS
     schema: dict[str, object] = {"type": "integer" if node.integer else "number", "multipleOf": _plain(step)}
     for bound, plain, strict in (
         (node.low, "minimum", "exclusiveMinimum"),
@@ -291,6 +293,19 @@ def _common_multiple(steps: tuple[Decimal, ...]) -> Decimal:
     scale = 10 ** max(0, *(-int(s.normalize().as_tuple().exponent) for s in steps))
     whole = lcm(*(int(s * scale) for s in steps))
     return Decimal(whole // gcd(whole, scale)) / Decimal(scale // gcd(whole, scale))
+
+
+def _has_multiple(node: Number, step: Decimal) -> bool:
+    """Whether the interval holds a multiple of the step (a whole one, for integers)."""
+    if node.low is None or node.high is None:
+        return True
+    if node.integer:
+        step = _common_multiple((step, Decimal(1)))
+    count = (node.low.value / step).to_integral_value(ROUND_CEILING)
+    if node.low.strict and count * step == node.low.value:
+        count += 1
+    least = count * step
+    return least < node.high.value or (least == node.high.value and not node.high.strict)
 
 
 def _plain(value: Decimal) -> int | float:

@@ -188,6 +188,8 @@ class CompileService:
             self._gate.check(prepared.backend, prepared.kind, prepared.text, param_of(spec))
         except RametError as error:
             return self._refuse(key, error)
+        except Exception as error:
+            return self._land(key, None, _internal(error))
         return self._compile(spec, key, prepared)
 
     def _compile(self, spec: GrammarSpec, key: bytes, prepared: Prepared) -> None:

@@ -12,7 +12,8 @@ from typing import Any
 import jsonschema
 import numpy as np
 
-from runtime.grammar.backends import Backend, BackendName
+from runtime.errors import InvalidRequest
+from runtime.grammar.backends import Backend, BackendError, BackendName
 from runtime.grammar.cursor import Counters, MaskBudget
 from runtime.grammar.limits import Limits
 from runtime.grammar.pieces import Pieces, packed_row
@@ -33,7 +34,7 @@ def allowed(cursor: Cursor, n_words: int) -> np.ndarray:
     return np.flatnonzero(np.unpackbits(row.view(np.uint8), bitorder="little"))
 
 
-@dataclass
+@dataclass(repr=False)
 class Toolkit:
     vocab: Vocabulary
     pieces: Pieces
@@ -46,7 +47,10 @@ class Toolkit:
     def compile(self, spec: GrammarSpec, backend: Choice = "auto") -> Compiled:
         """Raises InvalidRequest exactly where a service with that backend would."""
         prepared = prepare(spec, backend, Limits())
-        template = self.backends[prepared.backend].compile(prepared.kind, prepared.text)
+        try:
+            template = self.backends[prepared.backend].compile(prepared.kind, prepared.text)
+        except BackendError as error:
+            raise InvalidRequest(f"JSON schema at '?': {error}") from None
         stops = self.vocab.stop_ids
         return CompiledGrammar(
             template,
