@@ -50,6 +50,7 @@ def build_parser() -> argparse.ArgumentParser:
     _serve_parser(commands)
     _generate_parser(commands)
     _pull_parser(commands)
+    _bench_parser(commands)
     return parser
 
 
@@ -162,3 +163,20 @@ def pull_command(args: argparse.Namespace) -> int:
     if not (args.quiet and there):
         console.print(f"{args.name} is at {path}", highlight=False, soft_wrap=True)
     return 0
+
+
+# -- bench -------------------------------------------------------------------------------------------------------
+
+
+def _bench_parser(commands: Any) -> None:
+    from runtime.bench.serve import add_arguments, bench_serve
+
+    parser = commands.add_parser("bench", help="measure this installation", description="Measure this installation.")
+    kinds = parser.add_subparsers(title="benchmarks", required=True, metavar="BENCHMARK")
+    one = kinds.add_parser(
+        "serve",
+        help="throughput, latency, CPU and memory of the serving layer",
+        description="Load a server over a device that answers at once, and report what serving itself costs.",
+    )
+    add_arguments(one)
+    one.set_defaults(command=bench_serve)

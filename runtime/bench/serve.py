@@ -1,0 +1,263 @@
+"""`ramet bench serve`: the serving layer alone, over a device that costs nothing.
+
+HTTP, chat templates, tokenising, detokenising, the process border and the scheduler are real; only the model is
+a fake that answers at once. CPU is read from the kernel's counters of the server's processes, so the load
+generator and other work on the machine do not count.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+from rich.table import Table
+
+from runtime.bench.load import Connection, Timing, chat_body, drive
+from runtime.config import DEFAULT_MODEL, EngineConfig
+from runtime.errors import RametError
+
+if TYPE_CHECKING:
+    from runtime.build import Parts
+
+HOST = "127.0.0.1"
+START_S = 120.0
+PROMPT = "Explain in a few words what a radix tree is, and why an agent's prompts share so much of theirs. "
+TICK_S = 1.0 / os.sysconf("SC_CLK_TCK")
+TARGET_US, TARGET_RATE = 60.0, 5000.0
+
+
+def null_parts(config: EngineConfig) -> Parts:
+    """The embedded model's tokenizer over a device that answers at once."""
+    from runtime.build import assemble
+    from runtime.execute.fake import FakeRunner, fake_spec
+    from runtime.pull import embedded_path
+    from runtime.text.tokenizer import Tokenizer
+
+    path = str(embedded_path(config.model))
+    tokenizer = Tokenizer.from_model(path)
+    spec = fake_spec(tokenizer.vocab_size, 8192, tokenizer.eos_ids)
+    runner = FakeRunner(replace(spec, path=path), n_pages=8192, page_size=16, max_running=512, check=False)
+    return assemble(config, runner, tokenizer)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--streams", type=int, default=256, metavar="N", help="streams at once (default 256)")
+    parser.add_argument("--tokens", type=int, default=64, metavar="N", help="tokens of each stream (default 64)")
+    parser.add_argument("--requests", type=int, default=1000, metavar="N", help="short requests (default 1000)")
+    parser.add_argument("--idle", type=int, default=1000, metavar="N", help="idle connections held (default 1000)")
+    parser.add_argument(
+        "--memory-requests", type=int, default=4000, metavar="N", help="requests while memory is watched (default 4000)"
+    )
+
+
+def bench_serve(args: argparse.Namespace) -> int:
+    """Measure and print one table; 0 if both targets are met, 1 if not."""
+    console = Console()
+    with null_server() as server:
+        with console.status("streaming"):
+            streaming = measure_streams(server, args.streams, args.tokens)
+        with console.status("short requests"):
+            rows = [*streaming.rows(), *measure_requests(server, args.requests)]
+        with console.status("idle connections"):
+            rows += asyncio.run(measure_idle(server, args.idle))
+        with console.status("memory"):
+            rows += measure_memory(server, args.memory_requests)
+    rows += measure_tokenizer()
+    table = Table("what", "measured", "target", title="serving layer alone (null device)", title_justify="left")
+    for row in rows:
+        table.add_row(*row)
+    console.print(table)
+    return 0 if streaming.meets_targets else 1
+
+
+# -- the server under test ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """A running server and its processes."""
+
+    port: int
+    http_pid: int
+    scheduler_pid: int
+
+    def cpu_s(self) -> tuple[float, float]:
+        """CPU seconds used so far by the HTTP process and by the scheduler process."""
+        return _cpu_s(self.http_pid), _cpu_s(self.scheduler_pid)
+
+    def rss_mib(self) -> tuple[float, float]:
+        return _rss_mib(self.http_pid), _rss_mib(self.scheduler_pid)
+
+
+@contextmanager
+def null_server() -> Iterator[Server]:
+    """`ramet serve` over the null device, in processes of its own."""
+    code = (
+        "import sys\n"
+        "from runtime.config import EngineConfig, ServerConfig\n"
+        "from runtime.server import run_server\n"
+        f"engine = EngineConfig(model={DEFAULT_MODEL!r}, max_running=512)\n"
+        "server = ServerConfig(port=0, access_log=False)\n"
+        "sys.exit(run_server(engine, server, parts='runtime.bench.serve:null_parts'))\n"
+    )
+    with tempfile.TemporaryFile("w+") as log:
+        process = subprocess.Popen([sys.executable, "-c", code], stderr=log, stdin=subprocess.DEVNULL)
+        try:
+            port = _await_port(process, lambda: os.pread(log.fileno(), 1 << 16, 0).decode())
+            children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+            yield Server(port, process.pid, int(children[0]))
+        finally:
+            process.send_signal(signal.SIGTERM)
+            process.wait()
+
+
+def _await_port(process: subprocess.Popen[bytes], text: Callable[[], str]) -> int:
+    deadline = time.monotonic() + START_S
+    while time.monotonic() < deadline and process.poll() is None:
+        if match := re.search(rf"http://{HOST}:(\d+)", text()):
+            return int(match.group(1))
+        time.sleep(0.05)
+    raise RametError(f"The server under test did not start: {text()[-400:]}")
+
+
+def _cpu_s(pid: int) -> float:
+    fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+    return (int(fields[11]) + int(fields[12])) * TICK_S
+
+
+def _rss_mib(pid: int) -> float:
+    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 2**20
+
+
+# -- measures ----------------------------------------------------------------------------------------------------
+
+Row = tuple[str, str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Streaming:
+    """Many streams at once."""
+
+    n_streams: int
+    n_tokens: int
+    seconds: float
+    http_cpu_s: float
+    scheduler_cpu_s: float
+    first_s: Sequence[float]
+
+    @property
+    def us_per_token(self) -> float:
+        return self.http_cpu_s / self.n_tokens * 1e6
+
+    @property
+    def tokens_per_core(self) -> float:
+        """Streamed tokens a second of the HTTP process's CPU."""
+        return self.n_tokens / self.http_cpu_s
+
+    @property
+    def meets_targets(self) -> bool:
+        return self.us_per_token <= TARGET_US and self.tokens_per_core >= TARGET_RATE
+
+    def rows(self) -> list[Row]:
+        rate = self.n_tokens / self.seconds
+        return [
+            ("streams at once", f"{self.n_streams}", ""),
+            ("streamed tokens/s, wall clock", f"{rate:,.0f}", ""),
+            ("streamed tokens/s per core", f"{self.tokens_per_core:,.0f}", f">= {TARGET_RATE:,.0f}"),
+            ("HTTP process CPU per token", f"{self.us_per_token:.1f} us", f"<= {TARGET_US:.0f} us"),
+            ("scheduler process CPU per token", f"{self.scheduler_cpu_s / self.n_tokens * 1e6:.1f} us", ""),
+            ("time to first token, p50 / p99", _spread(self.first_s), ""),
+        ]
+
+
+def measure_streams(server: Server, n_streams: int, n_tokens: int) -> Streaming:
+    bodies = [chat_body(f"{PROMPT}{i}", n_tokens, stream=True) for i in range(n_streams)]
+    asyncio.run(drive(HOST, server.port, bodies[:16], 16))  # warm-up
+    before = server.cpu_s()
+    timings, seconds = asyncio.run(drive(HOST, server.port, bodies, n_streams))
+    http, scheduler = (after - start for after, start in zip(server.cpu_s(), before, strict=True))
+    return Streaming(n_streams, n_streams * n_tokens, seconds, http, scheduler, [one.first_s for one in timings])
+
+
+def measure_requests(server: Server, n_requests: int) -> list[Row]:
+    """Answers of one token: alone for the added latency, 64 at once for the rate."""
+    bodies = [chat_body(f"{PROMPT}{i}", 1, stream=False) for i in range(n_requests)]
+    alone, _ = asyncio.run(drive(HOST, server.port, bodies[:200], 1))
+    before = server.cpu_s()
+    timings, seconds = asyncio.run(drive(HOST, server.port, bodies, 64))
+    http = server.cpu_s()[0] - before[0]
+    return [
+        ("added latency of one request alone, p50 / p99", _spread([one.total_s for one in alone]), ""),
+        ("requests/s, 64 at once", f"{n_requests / seconds:,.0f}", ""),
+        ("latency, 64 at once, p50 / p99", _spread([one.total_s for one in timings]), ""),
+        ("HTTP process CPU per request", f"{http / n_requests * 1e6:,.0f} us", ""),
+    ]
+
+
+async def measure_idle(server: Server, n_idle: int) -> list[Row]:
+    """Latency of /health while `n_idle` keep-alive connections are held open, each used once."""
+    before = server.rss_mib()[0]
+    held = [await Connection.open(HOST, server.port) for _ in range(n_idle)]
+    for connection in held:
+        assert await connection.get("/health") == 200
+    grown = server.rss_mib()[0] - before
+    times: list[float] = []
+    for _ in range(100):
+        started = time.perf_counter()
+        await held[0].get("/health")
+        times.append(time.perf_counter() - started)
+    for connection in held:
+        connection.close()
+    return [
+        (f"/health with {n_idle:,} idle connections, p50 / p99", _spread(times), ""),
+        ("memory of an idle connection", f"{grown / n_idle * 1024:.1f} KiB", ""),
+    ]
+
+
+def measure_memory(server: Server, n_requests: int) -> list[Row]:
+    """Growth of both processes over the second half of `n_requests`, after the first half has warmed them."""
+    half = n_requests // 2
+    for i in range(2):
+        before = server.rss_mib()
+        bodies = [chat_body(f"{PROMPT}{i * half + j}", 4, stream=bool(j % 2)) for j in range(half)]
+        asyncio.run(drive(HOST, server.port, bodies, 64))
+    http, scheduler = (now - then for now, then in zip(server.rss_mib(), before, strict=True))
+    return [
+        (f"HTTP process memory over {half:,} requests", f"{http:+.1f} MiB", "flat"),
+        (f"scheduler process memory over {half:,} requests", f"{scheduler:+.1f} MiB", "flat"),
+    ]
+
+
+def measure_tokenizer() -> list[Row]:
+    from runtime.pull import embedded_path
+    from runtime.text.tokenizer import Tokenizer
+
+    tokenizer = Tokenizer.from_model(embedded_path(DEFAULT_MODEL))
+    text = PROMPT * 20
+    started, n_tokens = time.process_time(), 0
+    for _ in range(100):
+        n_tokens += len(tokenizer.encode(text))
+    took = time.process_time() - started
+    return [("tokeniser, one core", f"{n_tokens / took:,.0f} tokens/s ({len(text) * 100 / took / 1e6:.1f} MB/s)", "")]
+
+
+def _spread(seconds: Sequence[float]) -> str:
+    ordered = sorted(seconds)
+    p99 = ordered[min(len(ordered) - 1, int(len(ordered) * 0.99))]
+    return f"{ordered[len(ordered) // 2] * 1e3:.1f} / {p99 * 1e3:.1f} ms"
+
+
+__all__ = ["Timing", "add_arguments", "bench_serve", "null_parts"]
