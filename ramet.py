@@ -39,6 +39,8 @@ _EXPORTS = {
     "RequestTimeout": "runtime.errors",
     "ModelLoadError": "runtime.errors",
     "BackendUnavailable": "runtime.errors",
+    "ZmqClient": "runtime.serve.zmq_client",
+    "AsyncZmqClient": "runtime.serve.zmq_client",
     "function": "frontend_lang.function",
     "Program": "frontend_lang.function",
     "Result": "frontend_lang.function",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, field
 
 from runtime.errors import InvalidRequest
@@ -82,7 +82,7 @@ class Answers:
             cached_tokens=first.cached_tokens,
         )
 
-    async def __aiter__(self) -> AsyncIterator[News]:
+    async def __aiter__(self) -> AsyncGenerator[News]:
         async with contextlib.aclosing(self._stream):
             async for delta in self._stream:
                 yield self._digest(delta)

@@ -73,14 +73,20 @@ def routes(serving: Serving) -> list[BaseRoute]:
         n = serving.check_batch(1, body.n)
         planned = plan_turn(serving, to_turn(body, trace.caller))
         answers = Answers(serving, planned, n, trace)
-        writer = _Writer(serving, body, model, answers)
+        writer = ChatWriter(serving, body, model, answers)
         if not body.stream:
             await unless_gone(request, writer.collect())
             return json_response(writer.whole())
         news = await unless_gone(request, started(answers))
-        return EventStream(errors_as_events(writer.events(news)), trace)
+        return EventStream(errors_as_events(_events(writer.chunks(news))), trace)
 
     return [Route("/v1/chat/completions", chat_completions, methods=["POST"])]
+
+
+async def _events(chunks: AsyncIterator[dict[str, Any]]) -> AsyncIterator[bytes]:
+    async for chunk in chunks:
+        yield event(chunk)
+    yield DONE
 
 
 def to_turn(body: ChatRequest, caller: Caller) -> Turn:
@@ -113,7 +119,7 @@ def to_turn(body: ChatRequest, caller: Caller) -> Turn:
     )
 
 
-class _Writer:
+class ChatWriter:
     """Writes one answer object, or its chunks."""
 
     def __init__(self, serving: Serving, body: ChatRequest, model: str, answers: Answers) -> None:
@@ -171,8 +177,8 @@ class _Writer:
 
     # -- chunks ------------------------------------------------------------------------------------------
 
-    async def events(self, news: AsyncIterator[News]) -> AsyncIterator[bytes]:
-        """Chunks: roles first, pieces, one finish a choice, usage if asked for, the end mark."""
+    async def chunks(self, news: AsyncIterator[News]) -> AsyncIterator[dict[str, Any]]:
+        """Chunks: roles first, pieces, one finish a choice, usage if asked for."""
         first = True
         async for item in news:
             if first:
@@ -185,8 +191,7 @@ class _Writer:
                 yield self._last_chunk(item.state)
         if self._usage_at_end:
             usage = usage_object(self._answers.usage)
-            yield event({**self._head, "object": "chat.completion.chunk", "choices": [], "usage": usage})
-        yield DONE
+            yield {**self._head, "object": "chat.completion.chunk", "choices": [], "usage": usage}
 
     def _deltas(self, item: News) -> list[dict[str, Any]]:
         """The news as chunk deltas, neighbouring pieces joined."""
@@ -221,7 +226,7 @@ class _Writer:
         self._late_logprobs[item.state.index] = []
         return self._logprobs(held)
 
-    def _last_chunk(self, state: AnswerState) -> bytes:
+    def _last_chunk(self, state: AnswerState) -> dict[str, Any]:
         held, self._late_logprobs[state.index] = self._late_logprobs[state.index], []
         extra: dict[str, Any] = {"sglext": self._sglext()} if self._body.return_cached_tokens_details else {}
         return self._chunk(
@@ -242,7 +247,7 @@ class _Writer:
         finish_reason: str | None = None,
         matched_stop: str | int | None = None,
         extra: dict[str, Any] | None = None,
-    ) -> bytes:
+    ) -> dict[str, Any]:
         choice: dict[str, Any] = {
             "index": index,
             "delta": delta,
@@ -254,7 +259,7 @@ class _Writer:
         chunk = {**self._head, "object": "chat.completion.chunk", "choices": [choice], **(extra or {})}
         if self._usage_always:
             chunk["usage"] = usage_object(self._answers.usage)
-        return event(chunk)
+        return chunk
 
 
 def _join(last: dict[str, Any], delta: dict[str, Any]) -> bool:

@@ -21,7 +21,7 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
 from runtime.errors import InvalidRequest, RametError
-from runtime.generate import Delta
+from runtime.generate import Delta, Generator, Stream
 from runtime.messages import GrammarSpec, Hints, Ids, Segment, Submit, pack_ids, unpack_ids
 from runtime.params import SamplingParams
 from runtime.serve.context import Caller, Serving
@@ -187,7 +187,7 @@ class _Job:
         self._trails = [
             Trail(prompt, one.segments, serving.spec.eos_ids) for one, prompt in zip(requests, prompts, strict=True)
         ]
-        self._streams = serving.generator.stream_many(submits)
+        self._streams = _open(serving.generator, submits)
 
     async def lines(self) -> AsyncIterator[bytes]:
         queue: asyncio.Queue[bytes | None] = asyncio.Queue()
@@ -206,12 +206,15 @@ class _Job:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
             for stream in self._streams:
-                stream.close()
+                if isinstance(stream, Stream):
+                    stream.close()
 
     async def _follow(self, index: int, queue: asyncio.Queue[bytes | None]) -> None:
-        trail = self._trails[index]
+        trail, stream = self._trails[index], self._streams[index]
         try:
-            async for delta in self._streams[index]:
+            if isinstance(stream, RametError):
+                raise stream
+            async for delta in stream:
                 trail.add(delta.segment, delta.token_ids)
                 if delta.usage is not None:  # the handle is there before the client can use it
                     self._handles.put(self._names[index], self._owner, trail.ids())
@@ -221,6 +224,22 @@ class _Job:
             queue.put_nowait(dumps({"i": index, "error": problem}) + b"\n")
         finally:
             queue.put_nowait(None)
+
+
+def _open(generator: Generator, submits: Sequence[Submit]) -> list[Stream | RametError]:
+    """The streams of one message. If one request is refused the others go on; if it is the only one, it raises."""
+    try:
+        return list(generator.stream_many(submits))
+    except InvalidRequest:
+        if len(submits) == 1:
+            raise
+    streams: list[Stream | RametError] = []
+    for submit in submits:
+        try:
+            streams.extend(generator.stream_many([submit]))
+        except InvalidRequest as error:
+            streams.append(error)
+    return streams
 
 
 def _line(index: int, delta: Delta) -> bytes:

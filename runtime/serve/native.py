@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from typing import Any
 
 from msgspec.structs import replace
@@ -61,7 +61,7 @@ class GenerateJob:
             for j in range(batch.n)
         ]
 
-    async def __aiter__(self) -> AsyncIterator[Delta]:
+    async def __aiter__(self) -> AsyncGenerator[Delta]:
         if self._batch.names:
             self._claim = self._serving.live.claim(self._trace.caller.digest, self._batch.names, self._rids)
         try:

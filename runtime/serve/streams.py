@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from typing import Any, Protocol, TypeVar
 
 from runtime.serve.errors import as_ramet_error, openai_body
@@ -19,7 +19,7 @@ class Iterable(Protocol[T_co]):
     def __aiter__(self) -> AsyncIterator[T_co]: ...
 
 
-async def started(source: Iterable[T]) -> AsyncIterator[T]:
+async def started(source: Iterable[T]) -> AsyncGenerator[T]:
     """`source` with its first item already there, so that what is wrong is raised before any byte is sent."""
     iterator = source.__aiter__()
     first = [item async for item in _one(iterator)]
@@ -31,7 +31,7 @@ async def _one(iterator: AsyncIterator[T]) -> AsyncIterator[T]:
         yield await anext(iterator)
 
 
-async def _resumed(first: list[T], iterator: AsyncIterator[T]) -> AsyncIterator[T]:
+async def _resumed(first: list[T], iterator: AsyncIterator[T]) -> AsyncGenerator[T]:
     try:
         for item in first:
             yield item

@@ -152,9 +152,10 @@ class ScriptedClient:
             return Finish(reason="stop")
         if said[-1] in params.stop_token_ids:
             return Finish(reason="stop", matched=said[-1])
-        text = self.tokenizer.decode_bytes(said, skip_special=params.skip_special_tokens)
-        if (hit := find_stop(text, [stop.encode() for stop in params.stop])) is not None:
-            return Finish(reason="stop", matched=hit.stop.decode())
+        if params.stop:
+            text = self.tokenizer.decode_bytes(said, skip_special=params.skip_special_tokens)
+            if (hit := find_stop(text, [stop.encode() for stop in params.stop])) is not None:
+                return Finish(reason="stop", matched=hit.stop.decode())
         return Finish(reason="length") if len(said) == params.max_tokens else None
 
     def _prompt_logprobs(self, submit: Submit) -> tuple[TokenLogprob, ...] | None:
