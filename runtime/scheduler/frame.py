@@ -13,6 +13,7 @@ from runtime.step import FROM_TABLE
 
 I32 = npt.NDArray[np.int32]
 I64 = npt.NDArray[np.int64]
+REGROUP_STEPS = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,43 +51,82 @@ class Frame:
 
 
 class DecodeSet:
-    """The slots that decode one token a step, and their frame, rebuilt only when the set changes."""
+    """The slots that decode one token a step, and their frame, rebuilt only when the set changes.
+
+    Looking for shared pages costs more than the rest of a frame, so rows that join stand alone until the next
+    look: every REGROUP_STEPS steps, or when many have joined.
+    """
 
     def __init__(self, rows: RowTable) -> None:
         self._rows = rows
-        self._slots: dict[int, None] = {}
+        self._alone: dict[int, None] = {}
+        self._groups: list[tuple[dict[int, None], int]] = []  # (slots, shared pages)
+        self._group_of: dict[int, int] = {}
         self._frame: Frame | None = None
+        self._n_joined = 0
+        self._n_steps = 0  # since the last look
 
     def __len__(self) -> int:
-        return len(self._slots)
+        return len(self._alone) + len(self._group_of)
 
     def __contains__(self, slot: int) -> bool:
-        return slot in self._slots
+        return slot in self._alone or slot in self._group_of
 
     def add(self, slot: int) -> None:
-        self._slots[slot] = None
+        self._alone[slot] = None
+        self._n_joined += 1
         self._frame = None
 
     def discard(self, slot: int) -> None:
-        if slot in self._slots:
-            del self._slots[slot]
+        group = self._group_of.pop(slot, None)
+        if group is not None:
+            del self._groups[group][0][slot]
+            self._frame = None
+        elif slot in self._alone:
+            del self._alone[slot]
             self._frame = None
 
     def frame(self) -> Frame:
+        """The frame of all rows. Called once or twice a step."""
+        self._n_steps += 1
+        if self._n_joined and (self._n_steps > REGROUP_STEPS or self._n_joined * 8 > len(self)):
+            self._regroup()
         if self._frame is None:
-            self._frame = build_frame(self._rows, list(self._slots))
+            self._frame = self._build(None)
         return self._frame
 
     def subset(self, keep: npt.NDArray[np.bool_]) -> Frame:
         """A frame of some rows, for one step only."""
-        return build_frame(self._rows, self.frame().slots[keep].tolist())
+        return self._build(set(self.frame().slots[keep].tolist()))
+
+    def _regroup(self) -> None:
+        rows = self._rows
+        slots = [*self._alone, *self._group_of]
+        n_tree = (rows.published[slots] // rows.page_size).tolist() if slots else []
+        sharing = share_groups([rows.pages[slot, :n] for slot, n in zip(slots, n_tree, strict=True)])
+        ends = sharing.indptr.tolist()
+        ordered = [slots[i] for i in sharing.order]
+        self._groups = [
+            (dict.fromkeys(ordered[ends[g] : ends[g + 1]]), n) for g, n in enumerate(sharing.n_pages.tolist())
+        ]
+        self._group_of = {slot: g for g, (members, _) in enumerate(self._groups) for slot in members}
+        self._alone = dict.fromkeys(ordered[ends[-1] :])
+        self._n_joined = self._n_steps = 0
+        self._frame = None
+
+    def _build(self, only: set[int] | None) -> Frame:
+        groups = [([s for s in members if only is None or s in only], n) for members, n in self._groups]
+        shared = [(members, n) for members, n in groups if len(members) > 1]
+        single = [members[0] for members, _ in groups if len(members) == 1]
+        rest = [s for s in self._alone if only is None or s in only]
+        return build_frame(self._rows, shared, single + rest)
 
 
-def build_frame(rows: RowTable, slots: list[int]) -> Frame:
-    """Gather the constant columns of `slots`, rows that share leading pages next to each other."""
-    n_tree = (rows.published[slots] // rows.page_size).tolist() if slots else []
-    sharing = share_groups([rows.pages[slot, :n] for slot, n in zip(slots, n_tree, strict=True)])
-    at = np.array([slots[i] for i in sharing.order], np.int64)
+def build_frame(rows: RowTable, shared: list[tuple[list[int], int]], alone: list[int]) -> Frame:
+    """Gather the constant columns: groups of slots with their shared pages first, then slots that stand alone."""
+    indptr = np.zeros(len(shared) + 1, np.int32)
+    np.cumsum([len(members) for members, _ in shared], out=indptr[1:])
+    at = np.array([slot for members, _ in shared for slot in members] + alone, np.int64)
     n = len(at)
     late, n_top = rows.late[at], rows.n_top[at]
     ramp = np.arange(n + 1, dtype=np.int32)
@@ -98,8 +138,8 @@ def build_frame(rows: RowTable, slots: list[int]) -> Frame:
         table_row=at.astype(np.int32),
         range=ramp[:n],
         qo_indptr=ramp,
-        share_indptr=sharing.indptr,
-        share_n_pages=sharing.n_pages,
+        share_indptr=indptr,
+        share_n_pages=np.array([n for _, n in shared], np.int32),
         temperature=rows.temperature[at],
         top_k=rows.top_k[at],
         top_p=rows.top_p[at],
