@@ -11,97 +11,22 @@ import secrets
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
-from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
-import msgspec
 from msgspec.structs import replace
 
 from runtime.client import Health, SchedulerClient, is_last
 from runtime.config import EngineConfig
-from runtime.errors import (
-    InvalidRequest,
-    NotFound,
-    QueueFull,
-    RametError,
-    RequestAborted,
-    RequestFailed,
-    RequestTimeout,
-    Unavailable,
-)
-from runtime.messages import (
-    Abort,
-    Finish,
-    Output,
-    Submit,
-    SubmitMany,
-    TokenLogprob,
-    Usage,
-    unpack_ids,
-)
-from runtime.params import MAX_N, SamplingParams
+from runtime.delta import Answer, Completion, Delta, Gathered, TextTables, error_of
+from runtime.errors import InvalidRequest, RametError, Unavailable
+from runtime.messages import Abort, Output, Submit, SubmitMany
+from runtime.params import MAX_N
 from runtime.step import ModelSpec
-from runtime.text.detokenizer import IncrementalDetokenizer
 from runtime.validate import Limits, validate_submit
 
-TAIL_IDS = 4  # a character has at most four bytes, so a prompt's half character lies in its last ids
 SEED_WRAP = 1 << 64
 
-
-class TextTables(Protocol):
-    """What detokenising needs of a tokenizer."""
-
-    @property
-    def token_bytes(self) -> Sequence[bytes]: ...
-
-    @property
-    def special_ids(self) -> frozenset[int]: ...
-
-
-class Delta(msgspec.Struct, frozen=True, kw_only=True):
-    """News of one answer. `token_ids` are raw: a final EOS or stop token is among them, but not in `text`."""
-
-    index: int = 0
-    text: str = ""
-    token_ids: tuple[int, ...] = ()
-    logprobs: tuple[TokenLogprob, ...] | None = None
-    prompt_logprobs: tuple[TokenLogprob, ...] | None = None
-    finish: Finish | None = None
-    usage: Usage | None = None  # with the finish of the last segment
-    segment: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Completion:
-    """One finished answer."""
-
-    index: int
-    text: str
-    token_ids: tuple[int, ...]
-    finish: Finish
-    usage: Usage
-    logprobs: tuple[TokenLogprob, ...] | None = None
-    prompt_logprobs: tuple[TokenLogprob, ...] | None = None
-
-
-def error_of(finish: Finish) -> RametError:
-    """The typed error that an error finish stands for."""
-    text = finish.message or "The request failed."
-    match finish.status:
-        case 400:
-            return InvalidRequest(text, param=finish.param)
-        case 404:
-            return NotFound(text, param=finish.param)
-        case 408:
-            return RequestTimeout(text)
-        case 429:
-            return QueueFull(text)
-        case 499:
-            return RequestAborted(text)
-        case 503:
-            return Unavailable(text)
-        case _:
-            return RequestFailed(text)
+__all__ = ["Completion", "Delta", "Generator", "Stream", "TextTables", "error_of"]
 
 
 class Generator:
@@ -177,7 +102,7 @@ class Generator:
         if not submits:
             return []
         stream = Stream(self, submits, n, param)
-        gathered = [_Gathered() for _ in range(len(submits) * n)]
+        gathered = [Gathered() for _ in range(len(submits) * n)]
         try:
             async for delta in stream:
                 gathered[delta.index].add(delta)
@@ -282,7 +207,7 @@ class Stream(AsyncIterator[Delta]):
         self._generator = generator
         self._submits = submits
         self._n = n
-        self._answers: dict[str, _Answer] = {}
+        self._answers: dict[str, Answer] = {}
         self._ready: deque[Delta] = deque()
         self._error: RametError | None = None
         self._publics: list[tuple[str, _Live]] = []
@@ -302,7 +227,7 @@ class Stream(AsyncIterator[Delta]):
             self._publics.append((rid, _Live(tuple(one.rid for one in siblings), submit.group)))
             items.extend(siblings)
         tables, eos_ids = self._generator.tokenizer, self._generator.eos_ids
-        self._answers = {item.rid: _Answer(index, item, tables, eos_ids) for index, item in enumerate(items)}
+        self._answers = {item.rid: Answer(index, item, tables, eos_ids) for index, item in enumerate(items)}
         self.rids = tuple(self._answers)
         return items
 
@@ -389,87 +314,3 @@ def _siblings(submit: Submit, n: int) -> list[Submit]:
             params = replace(params, seed=wrapped)
         siblings.append(replace(submit, rid=f"{submit.rid}.{i}", params=params))
     return siblings
-
-
-class _Answer:
-    """One answer being written: which segment it is in, and that segment's detokenizer."""
-
-    def __init__(self, index: int, submit: Submit, tables: TextTables, eos_ids: frozenset[int]) -> None:
-        self._index = index
-        self._eos_ids = eos_ids
-        self._tables = tables
-        self._parts: list[tuple[SamplingParams, bytes]] = [(submit.params, submit.tokens)]
-        self._parts += [(segment.params, segment.tokens) for segment in submit.segments]
-        self._open(0)
-
-    def delta(self, news: list[Output]) -> Delta:
-        """One Delta from outputs of one segment, in order."""
-        if len(news) == 1:
-            ids, logprobs = news[0].tokens, news[0].logprobs
-        else:
-            ids = tuple(token for output in news for token in output.tokens)
-            logprobs = _join([output.logprobs for output in news])
-        last = news[-1]
-        if last.segment != self._segment:
-            self._open(last.segment)
-        return Delta(
-            index=self._index,
-            text=self._text(ids, last.finish),
-            token_ids=ids,
-            logprobs=logprobs,
-            prompt_logprobs=_join([output.prompt_logprobs for output in news]),
-            finish=last.finish,
-            usage=last.usage,
-            segment=last.segment,
-        )
-
-    def _open(self, segment: int) -> None:
-        params, prompt = self._parts[min(segment, len(self._parts) - 1)]
-        self._segment = segment
-        self._include_stop = params.include_stop_str
-        self._detokenizer = IncrementalDetokenizer(
-            self._tables.token_bytes,
-            self._tables.special_ids,
-            [int(i) for i in unpack_ids(prompt[-4 * TAIL_IDS :])],
-            params.stop,
-            params.skip_special_tokens,
-            params.include_stop_str,
-        )
-
-    def _text(self, ids: tuple[int, ...], finish: Finish | None) -> str:
-        if finish is None:
-            return self._detokenizer.push(ids)
-        if ids and finish.reason == "stop" and not self._include_stop:
-            # a finished grammar ends with a token of its text; only the token that meant the end is no text
-            ending = self._eos_ids if finish.matched is None else (finish.matched,)
-            if ids[-1] in ending:
-                ids = ids[:-1]
-        return self._detokenizer.push(ids) + self._detokenizer.finish()
-
-
-def _join(parts: Sequence[tuple[TokenLogprob, ...] | None]) -> tuple[TokenLogprob, ...] | None:
-    present = [part for part in parts if part is not None]
-    return tuple(one for part in present for one in part) if present else None
-
-
-class _Gathered:
-    """An answer's Deltas added up."""
-
-    def __init__(self) -> None:
-        self._deltas: list[Delta] = []
-
-    def add(self, delta: Delta) -> None:
-        self._deltas.append(delta)
-
-    def completion(self, index: int) -> Completion:
-        last = self._deltas[-1]
-        assert last.finish is not None
-        return Completion(
-            index=index,
-            text="".join(delta.text for delta in self._deltas),
-            token_ids=tuple(token for delta in self._deltas for token in delta.token_ids),
-            finish=last.finish,
-            usage=last.usage or Usage(),
-            logprobs=_join([delta.logprobs for delta in self._deltas]),
-            prompt_logprobs=_join([delta.prompt_logprobs for delta in self._deltas]),
-        )
