@@ -25,6 +25,8 @@ from runtime.serve import (
     metrics_page,
     models,
     native,
+    openapi,
+    page,
     responses,
     tokenization,
 )
@@ -45,6 +47,8 @@ FAMILIES: tuple[Callable[[Serving], list[BaseRoute]], ...] = (
     tokenization.routes,
     admin.routes,
     metrics_page.routes,
+    page.routes,
+    openapi.routes,
 )
 
 

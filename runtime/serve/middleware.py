@@ -17,7 +17,7 @@ from runtime.serve.trace import Trace
 
 log = logging.getLogger("ramet.access")
 
-_OPEN_PATHS = ("/health", "/health_generate", "/ready", "/ping", "/metrics", "/live")
+_OPEN_PATHS = ("/health", "/health_generate", "/ready", "/ping", "/metrics", "/live", "/")
 _GOOD_ID = re.compile(r"[\w.:/=+@-]{1,200}")
 
 
