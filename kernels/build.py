@@ -74,7 +74,8 @@ def find_toolchain() -> Toolchain:
 def cache_root() -> Path:
     """Where built kernels live."""
     base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(os.environ.get("RAMET_KERNEL_CACHE") or Path(base) / "ramet" / "kernels")
+    ramet = Path(os.environ.get("RAMET_CACHE") or Path(base) / "ramet")
+    return Path(os.environ.get("RAMET_KERNEL_CACHE") or ramet / "kernels")
 
 
 def _digest(tools: Toolchain, sources: list[Path], flags: tuple[str, ...]) -> str:
