@@ -22,7 +22,7 @@ class EvictionPolicy(Protocol):
 
     A score may rise unannounced as time passes or a leaf is used. It may fall only when the cache offers the
     leaf again (a hint came) or at the time that `falls_at` told. Leaves may be kept in up to MAX_SEGMENTS
-    segments, each with its own order; a leaf's segment may change whenever it is used.
+    segments, each with its own order; a leaf's segment may change when it is used.
     """
 
     name: str
@@ -150,7 +150,7 @@ class EvictionHeap:
         self.parked: dict[Namespace, set[Node]] = {}
         self.now = 0.0
         self._tree = tree
-        self._segments: list[list[tuple[Score, int, Node]]] = [[] for _ in range(MAX_SEGMENTS)]
+        self._segments: list[list[tuple[Score, int, Node, int]]] = [[] for _ in range(MAX_SEGMENTS)]
         self._timers: list[tuple[float, int, Node]] = []  # when a score falls by itself
         self._tick = count()
 
@@ -165,7 +165,8 @@ class EvictionHeap:
         if not node.evictable:
             return
         score = self.policy.score(node, self.now)
-        if node.entry is None or score < node.entry[0]:
+        entry = node.entry
+        if entry is None or score < entry[0] or entry[3] != self.policy.segment(node):
             self._push(score, node)
 
     def pop(self) -> Node | None:
@@ -221,9 +222,10 @@ class EvictionHeap:
     def _push(self, score: Score, node: Node) -> None:
         if len(self) > 2 * self._tree.n_nodes + SLACK:
             self._sweep()
-        entry = (score, next(self._tick), node)
+        segment = self.policy.segment(node)
+        entry = (score, next(self._tick), node, segment)
         node.entry = entry
-        heapq.heappush(self._segments[self.policy.segment(node)], entry)
+        heapq.heappush(self._segments[segment], entry)
         falls = self.policy.falls_at(node, self.now)
         if falls is not None:
             heapq.heappush(self._timers, (falls, next(self._tick), node))
