@@ -16,11 +16,12 @@ import importlib
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from kernels.base import AttnMeta, KVStore, LayerSpec, Linear
 from kernels.flashinfer_plan import Call, FlashInferOptions, Planner, Shapes
-from kernels.quant import FP8, FP8_MAX, LinearMethod, Unquantized
+from kernels.quant import FP8, FP8_MAX
 
 MIN_CAPABILITY = (8, 0)  # bfloat16
 
@@ -66,23 +67,22 @@ class FlashInferOps:
         device: torch.device,
         package: Any,
         *,
-        method: LinearMethod | None = None,
         options: FlashInferOptions | None = None,
     ) -> None:
         self._device = device
         self._package = package
-        self.method = method or Unquantized()
         self.options = options or FlashInferOptions()
         self._planner = Planner(package, device, self.options, Shapes())
         self._meta: AttnMeta | None = None
         self._calls: dict[LayerSpec, list[Call]] = {}
 
-    def configure(self, shapes: Shapes) -> None:
-        """Tell the planner the types and the longest sequence, before the first plan."""
+    def configure(self, shapes: Shapes, options: FlashInferOptions | None = None) -> None:
+        """Tell the planner the types, the longest sequence and how to split, before the first plan."""
+        self.options = options or self.options
         self._planner = Planner(self._package, self._device, self.options, shapes)
 
     def linear(self, weight: Tensor, bias: Tensor | None = None) -> Linear:
-        return self.method.pack(weight, bias)
+        return lambda x: F.linear(x, weight, bias)
 
     def embedding(self, ids: Tensor, weight: Tensor) -> Tensor:
         return weight[ids]

@@ -41,7 +41,7 @@ class EngineConfig:
     model: str = _opt(DEFAULT_MODEL, "name of an embedded model, a Hugging Face folder, a GGUF file or a hub id")
     served_model_name: str | None = _opt(None, "name shown to clients (default: the model's)")
     dtype: str = _opt("auto", "type of weights and activations", choices=("auto", "float32", "bfloat16", "float16"))
-    quantization: str = _opt("auto", "weight quantisation", choices=("auto", "none", "int8", "q4"))
+    quantization: str = _opt("auto", "weight quantisation", choices=("auto", "none", "int8", "q4", "fp8"))
     load_format: str = _opt(
         "auto", "how weights are found; dummy: random", choices=("auto", "safetensors", "gguf", "dummy")
     )
@@ -52,6 +52,8 @@ class EngineConfig:
     context_length: int | None = _opt(None, "longest prompt + answer, in tokens (default: the model's)")
     threads: int | None = _opt(None, "CPU threads of the kernels (default: physical cores)")
     seed: int = _opt(0, "seed of requests that bring none")
+    batch_invariant: bool = _opt(True, "with a GPU: fixed KV splits, so attention does not depend on the batch")
+    numa_bind: bool = _opt(False, "with a GPU: keep to the CPUs of the socket it hangs on")
 
     page_size: int = _opt(16, "tokens in a KV page", group="cache")
     kv_pool_tokens: int | None = _opt(

@@ -89,15 +89,19 @@ class DecodeGraphs:
         *,
         sizes: Sequence[int] = DEFAULT_SIZES,
         max_rows: int,
+        eager_if: Callable[[StepPlan], bool] = lambda plan: False,
     ) -> None:
         self._model, self._kv, self._ops, self._specs = model, kv, ops, specs
         self._capture = capture
+        self._eager_if = eager_if
         self.sizes = [size for size in sorted(sizes) if size < max_rows] + [max_rows]
         self._captured: dict[int, _Captured] = {}
 
     def size_for(self, plan: StepPlan) -> int | None:
         """The padded batch size of a decode-only plan, None if it must run eagerly."""
         if plan.n_tokens != plan.n_rows or len(plan.copy_src) or not 0 < plan.n_rows <= self.sizes[-1]:
+            return None
+        if self._eager_if(plan):
             return None
         return self.sizes[bisect.bisect_left(self.sizes, plan.n_rows)]
 

@@ -16,6 +16,7 @@ class Model(Protocol):
     """What the runner runs."""
 
     config: ModelConfig
+    blocks: list[Block]
 
     def forward(self, tokens: Tensor, positions: Tensor, meta: AttnMeta, kv: KVStore) -> Tensor:
         """Token ids and positions [tokens] -> normed hidden states [tokens, hidden]."""
@@ -35,7 +36,7 @@ class Trunk:
         self.embedding = build.tensor("model.embed_tokens.weight", (c.vocab_size, c.hidden_size))
         self.final_norm = build.tensor("model.norm.weight", (c.hidden_size,))
         head = "model.embed_tokens" if c.tied else "lm_head"
-        self.head = build.linear((head,), (c.vocab_size,), c.hidden_size)
+        self.head = build.linear((head,), (c.vocab_size,), c.hidden_size, precise=True)
         self.cos_sin = cos_sin_table(c.rope, c.head_dim, context_length).to(build.device)
         self._fused: FusedDecoder | None = None
 

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from kernels.base import AttnMeta, KVStore, LayerSpec, Linear, Ops, QuantizedOps
+from kernels.quant import LinearMethod
 from runtime.errors import ModelLoadError
 from runtime.models.config import ModelConfig
 from runtime.models.weights import WeightSource, stack_quantized
@@ -23,6 +24,7 @@ class Builder:
     dtype: torch.dtype
     device: torch.device
     keep_quantized: bool = True  # let the backend compute on ggml blocks where it can
+    method: LinearMethod | None = None  # quantises float weights as they are loaded
 
     def tensor(self, name: str, shape: tuple[int, ...]) -> Tensor:
         """One tensor of `shape` in the model's dtype, on its device."""
@@ -33,8 +35,13 @@ class Builder:
             )
         return found.to(device=self.device, dtype=self.dtype)
 
-    def linear(self, names: tuple[str, ...], outs: tuple[int, ...], n_in: int, *, bias: bool = False) -> Linear:
-        """One product for the stacked projections `names` (without `.weight`), of `outs` rows each."""
+    def linear(
+        self, names: tuple[str, ...], outs: tuple[int, ...], n_in: int, *, bias: bool = False, precise: bool = False
+    ) -> Linear:
+        """One product for the stacked projections `names` (without `.weight`), of `outs` rows each.
+
+        `precise` layers (the vocabulary head) keep float weights as they are.
+        """
         stacked_bias = self._stack([f"{name}.bias" for name in names], [(out,) for out in outs]) if bias else None
         if self.keep_quantized and isinstance(self.ops, QuantizedOps):
             blocks = stack_quantized([self.source.quantized(f"{name}.weight") for name in names])
@@ -43,6 +50,8 @@ class Builder:
                 if layer is not None:
                     return layer
         weight = self._stack([f"{name}.weight" for name in names], [(out, n_in) for out in outs])
+        if self.method is not None and not precise:
+            return self.method.pack(weight, stacked_bias)
         return self.ops.linear(weight, stacked_bias)
 
     def _stack(self, names: list[str], shapes: list[tuple[int, ...]]) -> Tensor:
@@ -56,13 +65,17 @@ class Attention:
     def __init__(self, build: Builder, layer: int, *, qk_norm: bool = False) -> None:
         c, prefix = build.config, f"model.layers.{layer}.self_attn"
         self.ops, self.layer, self.eps = build.ops, layer, c.norm_eps
-        self.spec = LayerSpec(c.n_heads, c.n_kv_heads, c.head_dim, c.head_dim**-0.5, window=c.window(layer))
+        self.spec = self.spec_of(c, layer)
         self.sizes = (c.n_heads * c.head_dim, c.n_kv_heads * c.head_dim, c.n_kv_heads * c.head_dim)
         projections = tuple(f"{prefix}.{name}_proj" for name in "qkv")
         self.qkv = build.linear(projections, self.sizes, c.hidden_size, bias=c.qkv_bias)
         self.out = build.linear((f"{prefix}.o_proj",), (c.hidden_size,), self.sizes[0], bias=c.output_bias)
         self.q_norm = build.tensor(f"{prefix}.q_norm.weight", (c.head_dim,)) if qk_norm else None
         self.k_norm = build.tensor(f"{prefix}.k_norm.weight", (c.head_dim,)) if qk_norm else None
+
+    @staticmethod
+    def spec_of(c: ModelConfig, layer: int) -> LayerSpec:
+        return LayerSpec(c.n_heads, c.n_kv_heads, c.head_dim, c.head_dim**-0.5, window=c.window(layer))
 
     def forward(self, x: Tensor, positions: Tensor, cos_sin: Tensor, meta: AttnMeta, kv: KVStore) -> Tensor:
         """x [tokens, hidden] -> [tokens, hidden]; the tokens' keys and values are stored on the way."""

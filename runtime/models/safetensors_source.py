@@ -30,12 +30,15 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 class SafetensorsFolder:
-    """Opens every shard at once, so a missing or truncated one is found before anything is computed."""
+    """Opens every shard at once, so a missing or truncated one is found before anything is computed.
 
-    def __init__(self, folder: Path) -> None:
+    Tensors are read when asked for, each straight to `device`.
+    """
+
+    def __init__(self, folder: Path, device: str = "cpu") -> None:
         self._shard_of: dict[str, Any] = {}
         for file in _shard_files(folder):
-            handle = _open(file)
+            handle = _open(file, device)
             self._shard_of.update(dict.fromkeys(handle.keys(), handle))
         self._folder = folder
 
@@ -69,10 +72,10 @@ def _shard_files(folder: Path) -> list[Path]:
     return loose
 
 
-def _open(file: Path) -> Any:
+def _open(file: Path, device: str) -> Any:
     if not file.is_file():
         raise ModelLoadError(f"The model folder {file.parent} lacks the shard {file.name}.")
     try:
-        return safe_open(file, framework="pt").__enter__()
+        return safe_open(file, framework="pt", device=device).__enter__()
     except (SafetensorError, OSError) as broken:
         raise ModelLoadError(f"{file} is truncated or not a safetensors file: {broken}.") from None

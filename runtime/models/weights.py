@@ -26,21 +26,30 @@ class WeightSource(Protocol):
 
 
 class DummyWeights:
-    """Random weights of given shapes, for benchmarks and tests: the same for the same name and seed."""
+    """Random weights of given shapes, made on `device`: the same for the same name and seed on one kind of device."""
 
-    def __init__(self, shapes: Mapping[str, tuple[int, ...]], *, seed: int = 0, scale: float = 0.02) -> None:
+    def __init__(
+        self,
+        shapes: Mapping[str, tuple[int, ...]],
+        *,
+        seed: int = 0,
+        scale: float = 0.02,
+        device: torch.device | str = "cpu",
+        dtype: torch.dtype = torch.float32,
+    ) -> None:
         self._shapes = shapes
-        self._seed = seed
-        self._scale = scale
+        self._seed, self._scale = seed, scale
+        self._device, self._dtype = device, dtype
 
     def tensor(self, name: str) -> Tensor:
         shape = self._shapes.get(name)
         if shape is None:
             raise ModelLoadError(f"The model has no tensor named {name!r}.")
         if name.endswith("norm.weight"):
-            return torch.ones(shape)
-        generator = torch.Generator().manual_seed(zlib.crc32(name.encode()) + self._seed)
-        return torch.randn(shape, generator=generator) * self._scale
+            return torch.ones(shape, device=self._device, dtype=self._dtype)
+        generator = torch.Generator(self._device).manual_seed(zlib.crc32(name.encode()) + self._seed)
+        values = torch.empty(shape, device=self._device, dtype=self._dtype)
+        return values.normal_(0.0, self._scale, generator=generator)
 
     def quantized(self, name: str) -> QuantizedWeight | None:
         return None
