@@ -1,7 +1,8 @@
 """Normal form to grammar: which texts spell the values of a node.
 
-Properties come in the schema's order, then other keys. An object that lists keys and says nothing of others is
-closed. Separators are ", " and ": ", or on request flexible whitespace: at most one blank or line break and 16 blanks.
+Properties come in the schema's order, then other keys. A schema that lists properties (even none: `{}`) and says
+nothing of others closes its objects. Separators are ", " and ": ", or on request flexible whitespace: at most one blank
+or line break and 16 blanks.
 """
 
 from __future__ import annotations
@@ -183,10 +184,10 @@ class Emitter:
                 fixed.append((self.fresh(entry), key in node.required))
             elif key in node.required:
                 return Entries((), (NOTHING_FITS,), self._spacing.comma, 1, None, node.where)
-        others = tuple(self._other_entries(node, tuple(known), listed=bool(fixed)))
+        others = tuple(self._other_entries(node, tuple(known)))
         return Entries(tuple(fixed), others, self._spacing.comma, node.min_props, node.max_props, node.where)
 
-    def _other_entries(self, node: Object, known: tuple[str, ...], *, listed: bool) -> list[Expr]:
+    def _other_entries(self, node: Object, known: tuple[str, ...]) -> list[Expr]:
         """Entries whose keys are not listed: by pattern, and additional ones."""
         names = _merge_names(node.names)
         entries: list[Expr] = []
@@ -194,7 +195,7 @@ class Emitter:
             value = self.expr(conj_all((p.node for p in subset), self._resolve))
             key = _key(names, known, tuple(p.regex for p in subset), tuple(p.regex for p in rest), node.where)
             entries.append(join(key, self._spacing.colon, value))
-        closed = node.open and (listed or bool(node.patterns))
+        closed = node.open and (node.listed or bool(node.patterns))
         if not closed and not isinstance(node.additional, Never):
             key = _key(names, known, (), tuple(p.regex for p in node.patterns), node.where)
             entries.append(join(key, self._spacing.colon, self.expr(node.additional)))

@@ -106,7 +106,8 @@ def number(schema: Mapping[str, Any], where: str, *, integer: bool) -> Node:
         step = _decimal(schema["multipleOf"], f"{where}/multipleOf")
         check(step > 0, f"{where}/multipleOf", "must be above 0")
         integer, multiples = (True, ()) if step == 1 else (integer, (step,))
-    bits = formats.INTEGER_BITS.get(schema.get("format", ""))
+    name = schema.get("format")
+    bits = formats.INTEGER_BITS.get(name) if isinstance(name, str) else None
     if bits is not None:
         integer = True
         low = _inner(low, Bound(Decimal(-(2 ** (bits - 1)))), max)
@@ -240,6 +241,7 @@ def object_(schema: Mapping[str, Any], where: str, node_of: NodeOf) -> Node:
         patterns=key_patterns,
         additional=Anything() if additional is None else node_of(additional, f"{where}/additionalProperties"),
         open=additional is None,
+        listed="properties" in schema,
         names=names,
         min_props=low,
         max_props=high,

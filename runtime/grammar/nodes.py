@@ -90,13 +90,14 @@ class KeyPattern:
 
 @dataclass(frozen=True, slots=True)
 class Object:
-    """`open`: nothing was said of keys that are not listed; `additional` is then Anything."""
+    """`open`: nothing was said of other keys; `additional` is then Anything. `listed`: keys were listed, maybe none."""
 
     props: dict[str, Node] = field(default_factory=dict)
     required: frozenset[str] = frozenset()
     patterns: tuple[KeyPattern, ...] = ()
     additional: Node = Anything()
     open: bool = True
+    listed: bool = False
     names: tuple[String, ...] = ()
     min_props: int = 0
     max_props: int | None = None
@@ -283,6 +284,7 @@ def _conj_objects(a: Object, b: Object, resolve: Resolve, depth: int) -> Node:
         patterns=_conj_patterns(a, b, resolve, depth),
         additional=conj(a.additional, b.additional, resolve, depth),
         open=a.open and b.open,
+        listed=a.listed or b.listed,
         names=a.names + b.names,
         min_props=max(a.min_props, b.min_props),
         max_props=_least(a.max_props, b.max_props),

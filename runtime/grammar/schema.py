@@ -239,13 +239,13 @@ class Normaliser:
         return node
 
     def _closed(self, node: Node, *, listed_only: bool = False) -> Node:
-        """Objects that say nothing of other keys take none. `listed_only`: leave those without any key alone."""
+        """Objects that say nothing of other keys take none. `listed_only`: leave alone those that list none."""
         match node:
             case Ref(name):
                 return self._closed(self.resolve(name), listed_only=listed_only)
             case Union(nodes):
                 return union(self._closed(n, listed_only=listed_only) for n in nodes)
-            case Object(open=True) if node.props or node.patterns or not listed_only:
+            case Object(open=True) if node.listed or node.patterns or not listed_only:
                 return replace(node, additional=Never(), open=False)
         return node
 

@@ -18,6 +18,7 @@ from runtime.grammar.rules import ROOT, Grammar, Leaf
 
 PARAM = "structural_tag"
 MAX_TAGS = 256
+_NO_ARGUMENTS = {"type": "object", "properties": {}}
 _FORMATS = frozenset(
     {
         "const_string", "json_schema", "any_text", "regex", "grammar", "sequence", "or", "tag", "triggered_tags",
@@ -92,7 +93,7 @@ class _Rewriter:
     def _schema(self, schema: Any, where: str) -> dict[str, Any]:
         try:
             self._limits.check_schema(schema, PARAM)
-            grammar = schema_grammar({"type": "object"} if schema is None else schema, self._whitespace)
+            grammar = schema_grammar(_NO_ARGUMENTS if schema is None else schema, self._whitespace)
         except InvalidRequest as error:
             reject(f"structural_tag at '{where}': {error}", PARAM)
         return self._ebnf(grammar, where)
