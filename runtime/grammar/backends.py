@@ -6,7 +6,7 @@ import json
 from typing import Any, Literal, Protocol
 
 from runtime.grammar.cursor import Matcher
-from runtime.grammar.pieces import Pieces
+from runtime.grammar.pieces import Pieces, packed_row
 from runtime.grammar.protocol import MaskRow, Vocabulary
 
 BackendName = Literal["xgrammar", "llguidance"]
@@ -60,6 +60,8 @@ class Xgrammar:
             stop_token_ids=sorted(vocab.stop_ids),
             add_prefix_space=False,
         )
+        real = packed_row((i for i, piece in enumerate(pieces) if piece or i in vocab.stop_ids), vocab.vocab_size)
+        self._real = None if vocab.vocab_size % 32 == 0 == vocab.vocab_size - len(pieces) else real
         # The cache is ours: bounded by bytes, counted, and shared with the other engine.
         self._compiler = xgrammar.GrammarCompiler(info, max_threads=1, cache_enabled=False)
 
@@ -71,31 +73,36 @@ class Xgrammar:
                 compiled = self._compiler.compile_grammar(text)
         except (RuntimeError, ValueError, TypeError, KeyError) as error:
             raise BackendError(_last_line(error)) from None
-        return _XgrammarTemplate(self._lib, compiled, len(text))
+        return _XgrammarTemplate(self._lib, compiled, self._real, len(text))
 
 
 class _XgrammarTemplate:
-    def __init__(self, lib: Any, compiled: Any, n_text: int) -> None:
+    def __init__(self, lib: Any, compiled: Any, real: MaskRow | None, n_text: int) -> None:
         self._lib = lib
         self._compiled = compiled
+        self._real = real
         self.n_bytes = int(compiled.memory_size_bytes) + n_text
 
     def matcher(self) -> Matcher:
-        return _XgrammarMatcher(self._lib.GrammarMatcher(self._compiled))
+        return _XgrammarMatcher(self._lib.GrammarMatcher(self._compiled), self._real)
 
 
 class _XgrammarMatcher:
-    __slots__ = ("_inner",)
+    __slots__ = ("_inner", "_real")
 
-    def __init__(self, inner: Any) -> None:
+    def __init__(self, inner: Any, real: MaskRow | None) -> None:
         self._inner = inner
+        self._real = real  # the bits that are tokens: xgrammar leaves those past the vocabulary set
 
     @property
     def complete(self) -> bool:
         return bool(self._inner.is_completed())
 
     def mask(self, row: MaskRow) -> bool:
-        return bool(self._inner.fill_next_token_bitmask(row[None], 0))
+        limited = bool(self._inner.fill_next_token_bitmask(row[None], 0))
+        if limited and self._real is not None:
+            row &= self._real
+        return limited
 
     def advance(self, token: int) -> bool:
         return bool(self._inner.accept_token(token))
@@ -104,7 +111,7 @@ class _XgrammarMatcher:
         self._inner.rollback(n)
 
     def fork(self) -> Matcher:
-        return _XgrammarMatcher(self._inner.fork())
+        return _XgrammarMatcher(self._inner.fork(), self._real)
 
     def forced(self, limit: int) -> list[int]:
         return list(self._inner.find_jump_forward_tokens()[:limit])

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 from runtime.errors import RequestFailed
-from runtime.grammar.backends import BackendName
+from runtime.grammar.backends import BackendName, make_backend
 from runtime.grammar.cursor import Counters, GrammarCursor, MaskBudget
 from runtime.grammar.marker import MAX_GAP, MarkedCompiled, Marker
-from runtime.grammar.pieces import packed_row
-from runtime.grammar.protocol import Cursor
+from runtime.grammar.pieces import Pieces, packed_row
+from runtime.grammar.protocol import Cursor, Vocabulary
 from runtime.messages import GrammarSpec
 from tests.grammar.toolkit import Toolkit, allowed, schema_spec
 
@@ -94,6 +94,18 @@ def test_a_control_token_is_never_text(kit: Toolkit, backend: BackendName) -> No
     feed(kit, cursor, '"a')
     assert not kit.vocab.control_ids & set(allowed(cursor, kit.n_words))
     assert not any(cursor.accept(token) for token in kit.vocab.control_ids)
+
+
+@BACKENDS
+def test_ids_past_the_vocabulary_are_never_allowed(backend: BackendName) -> None:
+    pieces = (b"a", b"b", b"<end>")
+    vocab = Vocabulary(pieces, 40, (2,), frozenset({2}))  # the model's logits are padded to 40
+    engine = make_backend(backend, vocab, Pieces(vocab))
+    kit = Toolkit(vocab, Pieces(vocab), {backend: engine})
+    cursor = kit.compile(GrammarSpec(kind="regex", spec="[^x]+"), backend).cursor()
+    assert set(allowed(cursor, kit.n_words)) == {0, 1}
+    assert cursor.accept(0)
+    assert set(allowed(cursor, kit.n_words)) == {0, 1, 2}
 
 
 def test_fill_checks_its_row(kit: Toolkit) -> None:
