@@ -53,6 +53,8 @@ _EXPORTS = {
     "Tool": "frontend_lang.tools",
     "ToolResult": "frontend_lang.tools",
     "ProgramError": "frontend_lang.errors",
+    "HttpBackend": "frontend_lang.http",
+    "OpenAIBackend": "frontend_lang.openai",
 }
 
 __all__ = ["__version__", *_EXPORTS]
@@ -112,6 +114,8 @@ if TYPE_CHECKING:  # for editors and type checkers: the same names as in _EXPORT
     from frontend_lang.function import Program as Program
     from frontend_lang.function import Result as Result
     from frontend_lang.function import function as function
+    from frontend_lang.http import HttpBackend as HttpBackend
+    from frontend_lang.openai import OpenAIBackend as OpenAIBackend
     from frontend_lang.state import State as State
     from frontend_lang.tools import Tool as Tool
     from frontend_lang.tools import ToolResult as ToolResult

@@ -66,8 +66,10 @@ class Driver:
             step = self.steps[0]
             try:
                 await self._execute(step)
-            except ProgramError:
-                raise
+            except ProgramError as error:
+                if error.where.line:
+                    raise
+                raise type(error)(error.message, step.where) from error
             except RametError as error:
                 raise explain(error, step.where) from error
 

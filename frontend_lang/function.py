@@ -7,6 +7,7 @@ import inspect
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any, Concatenate, Generic, Literal, ParamSpec, TypeVar
 
 from frontend_lang.batch import Batch
@@ -53,6 +54,12 @@ class Result(Generic[R]):
 
     def names(self) -> list[str]:
         return self._state.names()
+
+    def save_trace(self, path: str | Path) -> Path:
+        """Write the run's record as one self-contained HTML page."""
+        from frontend_lang.trace_page import save
+
+        return save(self.record, path)
 
     def __repr__(self) -> str:
         return f"Result(value={self.value!r}, names={self.names()})"

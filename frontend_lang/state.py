@@ -19,7 +19,7 @@ from frontend_lang.errors import (
     Where,
     caller,
 )
-from frontend_lang.ir import Call, Fork, Gen, Node, RoleClose, RoleOpen, Select, Step, Text, ToolCall
+from frontend_lang.ir import Call, Fork, Gen, Mark, Node, RoleClose, RoleOpen, Select, Step, Text, ToolCall
 from frontend_lang.values import Info, TextStream, Var
 
 if TYPE_CHECKING:
@@ -249,7 +249,7 @@ class State:
 
     def _push(self, node: Node, *, data: Any = None) -> Step:
         where = self._here()
-        if self._closed is not None:
+        if self._closed is not None and not isinstance(node, Mark):
             raise ScopeClosed(self._closed, where)
         step = Step(node, where, data)
         if self._error is not None:

@@ -19,7 +19,7 @@ from tests.serve.scripted import EOS, byte_tokenizer
 def toy_engine(*, n_pages: int = 1024, page_size: int = 16, latency_s: float = 0.0, **options: Any) -> Engine:
     """An Engine over bytes. Answers are noise that depends on the whole sequence, so any wrong page shows."""
     tokenizer = byte_tokenizer()
-    spec = fake_spec(tokenizer.vocab_size, 4096, (EOS,))
+    spec = fake_spec(tokenizer.vocab_size, 16384, (EOS,))
     runner = FakeRunner(spec, n_pages=n_pages, page_size=page_size, max_running=256, latency_s=latency_s)
     config = EngineConfig(page_size=page_size, **options)
     return Engine.from_parts(assemble(config, runner, tokenizer))

@@ -159,19 +159,19 @@ def test_everything_is_released_after_errors(engine: Engine) -> None:
     def fails(s: rt.State) -> None:
         s += RULES
         with s.fork(4) as branches:
-            branches += rt.gen("a", max_tokens=3000, ignore_eos=True)
+            branches += rt.gen("a", max_tokens=12000, ignore_eos=True)
             s._run.kick()
             raise ValueError("no")
 
     @rt.function
     def late(s: rt.State) -> Any:
         s += RULES
-        s += rt.gen("a", max_tokens=3500, ignore_eos=True, deadline=0.05)
+        s += rt.gen("a", max_tokens=12000, ignore_eos=True, deadline=0.05)
         return s["a"]
 
     @rt.function
     def too_long(s: rt.State) -> Any:
-        s += "x" * 5000
+        s += "x" * 17000
         s += rt.gen("a")
         return s["a"]
 
@@ -190,7 +190,7 @@ def test_a_race_aborts_the_losers(engine: Engine) -> None:
         s += RULES
         branches = s.fork(["short", "long"])
         branches["short"].add(rt.gen("a", max_tokens=3))
-        branches["long"].add(rt.gen("a", max_tokens=3500, ignore_eos=True))
+        branches["long"].add(rt.gen("a", max_tokens=12000, ignore_eos=True))
         return [winner.name for winner in branches.race(1)]
 
     assert race.run(engine).value == ["short"]

@@ -87,7 +87,7 @@ def test_losers_of_a_race_are_aborted(url: str, engine: Engine) -> None:
         s += RULES
         branches = s.fork(["short", "long"])
         branches["short"].add(rt.gen("a", max_tokens=3))
-        branches["long"].add(rt.gen("a", max_tokens=3500, ignore_eos=True))
+        branches["long"].add(rt.gen("a", max_tokens=12000, ignore_eos=True))
         names = [winner.name for winner in branches.race(1)]
         with pytest.raises(BranchCancelled):
             branches["long"]["a"]

@@ -1,0 +1,138 @@
+"""Programs on an OpenAI-compatible URL: text only, the rest a clear error. And the trace page."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import ramet as rt
+from frontend_lang.errors import GenerationFailed, Unsupported
+from frontend_lang.openai import OpenAIBackend
+from runtime.engine import Engine
+from runtime.errors import Unavailable
+from tests.lang.engines import toy_engine, toy_server
+from tests.lang.fake import FakeBackend
+from tests.lang.test_http import everything
+
+
+@pytest.fixture(scope="module")
+def engine() -> Iterator[Engine]:
+    with toy_engine() as engine:
+        yield engine
+
+
+@pytest.fixture(scope="module")
+def openai(engine: Engine) -> Iterator[OpenAIBackend]:
+    with toy_server(engine) as url:
+        yield OpenAIBackend(url)
+
+
+@rt.function
+def chat(s: rt.State) -> Any:
+    s.system("Be brief.")
+    s.user("Hello?")
+    s.assistant(rt.gen("a", max_tokens=6))
+    branches = s.fork(2)
+    for branch in branches:
+        branch.user("And " + branch.name)
+        branch.assistant(rt.gen("b", max_tokens=6))
+    return branches.values("b")
+
+
+def test_chats(openai: OpenAIBackend, engine: Engine) -> None:
+    """The first answer is what the engine says; later ones may differ, as text is tokenised again."""
+    there, here = chat.run(openai), chat.run(engine)
+    assert there["a"] == here["a"]
+    assert len(there.value) == 2
+    assert there.totals.requests == 3
+    assert "\U0010fff1" in there.text  # roles are marks, not a template
+
+
+def test_text(openai: OpenAIBackend, engine: Engine) -> None:
+    @rt.function
+    def program(s: rt.State) -> Any:
+        s += "Once upon a time"
+        s += rt.gen("a", max_tokens=5)
+        return s["a"]
+
+    assert program.run(openai).value == program.run(engine).value
+
+
+def test_what_cannot_be_expressed_says_so(openai: OpenAIBackend) -> None:
+    @rt.function
+    def selects(s: rt.State) -> Any:
+        s += "x"
+        s += rt.select("a", ["b", "c"])
+
+    @rt.function
+    def outside(s: rt.State) -> Any:
+        s.user("x")
+        s += rt.gen("a")
+
+    with pytest.raises(Unsupported, match=r"score.*branch 'main', test_openai\.py"):
+        selects.run(openai)
+    with pytest.raises(Unsupported, match=r"inside a message.*branch 'main', test_openai\.py"):
+        outside.run(openai)
+    with pytest.raises(Unsupported):
+        everything.run(openai)
+
+
+def test_refusals_and_dead_servers(openai: OpenAIBackend) -> None:
+    @rt.function
+    def program(s: rt.State) -> Any:
+        s += "x" * 20000
+        s += rt.gen("a")
+        return s["a"]
+
+    with pytest.raises(GenerationFailed, match="context length"):
+        program.run(openai)
+    with pytest.raises(Unavailable, match="No OpenAI"):
+        OpenAIBackend("http://127.0.0.1:9")
+
+
+class _Checker(HTMLParser):
+    """Balanced tags, and nothing fetched from anywhere."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: Any) -> None:
+        assert not {"src", "href"} & {name for name, _ in attrs}
+        if tag not in ("meta", "br"):
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+
+def test_a_run_is_kept_as_one_page(backend: FakeBackend, tmp_path: Path) -> None:
+    @rt.tool
+    def now() -> str:
+        """The time."""
+        return "<noon> & later"
+
+    @rt.function
+    def program(s: rt.State) -> None:
+        s.user("hi <b>")
+        s.assistant(rt.gen("a"))
+        s += now.call("t")
+        for branch in s.fork(["left", "right"]):
+            branch.user("go")
+            branch.assistant(rt.gen("b"))
+
+    result = program.run(backend)
+    page = result.save_trace(tmp_path / "run.html").read_text()
+    checker = _Checker()
+    checker.feed(page)
+    assert checker.open == []
+    assert "http" not in page.replace("http-equiv", "")
+    assert "&lt;noon&gt; &amp; later" in page
+    assert all(name in page for name in ("left", "right", "reused", "prefilled", "generated", "tool now"))
+    data = result.record.as_dict()
+    assert data["totals"]["requests"] == 4
+    assert data["branches"]["left"]["parent"] == "main"
