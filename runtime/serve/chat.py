@@ -18,6 +18,7 @@ from runtime.serve.context import Caller, Serving
 from runtime.serve.openai_shapes import chat_logprobs, usage_object
 from runtime.serve.sampling import (
     SamplingFields,
+    checked_limit,
     only_grammar,
     response_grammar,
     sampling_grammar,
@@ -97,7 +98,8 @@ def to_turn(body: ChatRequest, caller: Caller) -> Turn:
         raise InvalidRequest(f"top_logprobs must be from 0 to {MAX_TOP_LOGPROBS}.", param="top_logprobs")
     if body.top_logprobs and not body.logprobs:
         raise InvalidRequest("top_logprobs goes with logprobs=true only.", param="top_logprobs")
-    limit = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
+    newer = checked_limit("max_completion_tokens", body.max_completion_tokens)
+    limit = body.max_tokens if newer is None else newer
     tools = read_tools(body.tools)
     template_args = dict(body.chat_template_kwargs or {})
     if body.continue_final_message:

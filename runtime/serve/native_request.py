@@ -13,7 +13,7 @@ from runtime.messages import GrammarSpec, Submit
 from runtime.params import SamplingParams
 from runtime.serve.context import Caller, Serving
 from runtime.serve.prompts import Prompt, read_prompts
-from runtime.serve.sampling import as_logit_bias, as_stops, canonical, only_grammar
+from runtime.serve.sampling import as_logit_bias, as_stops, canonical, checked_limit, only_grammar
 from runtime.serve.wire import convert
 
 DEFAULT_MAX_NEW_TOKENS = 128
@@ -210,7 +210,8 @@ def _params(sampling: NativeSampling, logprobs: bool, top: int) -> SamplingParam
         ("min_new_tokens", "min_tokens"),
     )
     given = {ours: value for theirs, ours in names if (value := getattr(sampling, theirs)) is not None}
-    limit = sampling.max_new_tokens
+    limit = checked_limit("max_new_tokens", sampling.max_new_tokens)
+    checked_limit("min_new_tokens", sampling.min_new_tokens)
     return SamplingParams(
         **given,
         max_tokens=DEFAULT_MAX_NEW_TOKENS if limit is None else limit,

@@ -13,7 +13,7 @@ from runtime.serve.answers import Answers
 from runtime.serve.context import Caller, Serving
 from runtime.serve.responses_input import conversation, text_format
 from runtime.serve.responses_shape import ResponseWriter
-from runtime.serve.sampling import SamplingFields, sampling_params
+from runtime.serve.sampling import SamplingFields, checked_limit, sampling_params
 from runtime.serve.store import Stored
 from runtime.serve.streams import errors_as_events, started
 from runtime.serve.tools import read_choice, read_tools
@@ -115,7 +115,7 @@ def to_turn(body: ResponsesRequest, messages: list[dict[str, Any]], caller: Call
     tools = read_tools(_function_tools(body.tools))
     return Turn(
         messages=messages,
-        params=sampling_params(body, body.max_output_tokens),
+        params=sampling_params(body, checked_limit("max_output_tokens", body.max_output_tokens)),
         caller=caller,
         tools=tools,
         choice=read_choice(body.tool_choice, tools),

@@ -75,6 +75,13 @@ def sampling_params(
     )
 
 
+def checked_limit(name: str, value: int | None) -> int | None:
+    """A token limit, refused under the name the client knows it by."""
+    if value is not None and not 0 <= value < 2**31:
+        raise InvalidRequest(f"{name} must be an integer from 0 to {2**31 - 1}; got {value}.", param=name)
+    return value
+
+
 def as_stops(stop: str | list[str] | None) -> tuple[str, ...]:
     """One stop, many, or none; an empty string stops nothing."""
     if stop is None or stop == "":
