@@ -10,6 +10,7 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import importlib.util
+import logging
 import os
 import platform
 import shutil
@@ -23,6 +24,8 @@ from pathlib import Path
 from types import ModuleType
 
 import torch
+
+log = logging.getLogger("ramet.kernels")
 
 SOURCES = Path(__file__).parent / "csrc"
 MODULE = "ramet_cpu"
@@ -97,6 +100,7 @@ def _locked(path: Path) -> Iterator[None]:
 
 def _build(tools: Toolchain, root: Path, library: Path, extra: tuple[str, ...]) -> None:
     variants: dict[str, tuple[str, ...]] = {"portable": (), **(X86_VARIANTS if _is_x86() else {})}
+    log.warning("Compiling the native CPU kernels into %s (once; about two minutes).", root)
     jobs = {"plan": extra} | {f"kernels_{name}": (*flags, *extra) for name, flags in variants.items()}
     with ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:
         objects = list(pool.map(lambda job: _compile(tools, root, *job), jobs.items()))

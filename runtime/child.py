@@ -66,6 +66,8 @@ def _run(start: Start, link: ProcessEnd, parent: int) -> int:
         return 2
     runner = parts.runner
     link.send(Ready(spec=runner.spec, n_pages=runner.n_pages, page_size=runner.page_size))
+    if parts.grammar is not None:
+        parts.grammar.warm()  # its compiler takes seconds to import: now, not in the first request
     died = threading.Event()
     thread = threading.Thread(target=_turn, args=(parts, died), name="ramet-scheduler", daemon=True)
     thread.start()
