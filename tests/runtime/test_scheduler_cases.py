@@ -84,6 +84,21 @@ def test_twins_that_generate_the_same_share_what_they_decode(overlap: bool) -> N
     assert stats["tree"] <= 35  # one copy of 130 tokens in pages of 4, and a tail or two
 
 
+def test_a_plan_names_the_pages_of_the_table_from_the_step_after_a_remap_on() -> None:
+    world = World(overlap=False, n_pages=256)
+    for rid in "ab":
+        world.ask(rid, ids(10), max_tokens=120)
+    world.turn(2)
+    rows = world.state.rows
+    while len(world.tokens("b")) < 110:
+        tables = {slot: rows.row_pages(slot).copy() for slot in world.state.decode.frame().slots.tolist()}
+        world.turn()
+        plan = world.runner.plans[-1]  # type: ignore[attr-defined]
+        for i, slot in enumerate(plan.table_row.tolist()):
+            named = plan.kv_indices[plan.kv_indptr[i] : plan.kv_indptr[i + 1]]
+            assert (named[: len(tables[slot])] == tables[slot]).all()
+
+
 # -- no stalls, no walls, no storms ------------------------------------------------------------------------------
 
 
