@@ -53,6 +53,7 @@ class DeviceStep:
     parts: list[tuple[np.ndarray, Samples]] = field(default_factory=list)
     score_parts: list[tuple[Tensor, Tensor, Tensor]] = field(default_factory=list)
     downloads: list[Download] = field(default_factory=list)
+    spans: list[tuple[Event, Event]] = field(default_factory=list)  # timers round the step's device work
     sent: bool = False  # its results are on their way; nothing more will be queued
     error: BaseException | None = None
     value: StepResult | None = None
@@ -103,7 +104,7 @@ class DeviceStep:
             score_top_ids=scores.top_ids,
             score_top_logprobs=scores.top_logprobs,
             failed=tuple(np.flatnonzero(samples.failed).tolist()),
-            device_s=finished - self.started,
+            device_s=sum(self.device.seconds(start, end) for start, end in self.spans),
             started=self.started,
             finished=finished,
         )
@@ -181,7 +182,11 @@ class CudaRunner:
             except Exception as error:
                 step.error = error
 
+        span = self._device.timer(), self._device.timer()
+        self._main.record(span[0])
         self._main.run(guarded)
+        self._main.record(span[1])
+        step.spans.append(span)
 
     def _run(
         self,

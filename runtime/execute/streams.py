@@ -51,6 +51,14 @@ class Device(Protocol):
 
     def event(self) -> Event: ...
 
+    def timer(self) -> Event:
+        """An event whose moment can be read."""
+        ...
+
+    def seconds(self, start: Event, end: Event) -> float:
+        """Time between two timers that were reached."""
+        ...
+
     def pinned(self, n_bytes: int) -> Tensor:
         """uint8 host memory that copies to and from the device without waiting."""
         ...
@@ -70,6 +78,14 @@ class CudaDevice:
 
     def event(self) -> Event:
         return torch.cuda.Event()
+
+    def timer(self) -> Event:
+        return torch.cuda.Event(enable_timing=True)
+
+    def seconds(self, start: Event, end: Event) -> float:
+        assert isinstance(start, torch.cuda.Event)
+        assert isinstance(end, torch.cuda.Event)
+        return start.elapsed_time(end) / 1e3
 
     def pinned(self, n_bytes: int) -> Tensor:
         return torch.empty(n_bytes, dtype=torch.uint8, pin_memory=True)
