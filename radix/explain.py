@@ -44,29 +44,31 @@ class Explanation:
 
 
 class Ghosts:
-    """The digests of the last `size` pages that were evicted."""
+    """The digests of the pages evicted last: at least the last `size`, at most about twice as many.
 
-    __slots__ = ("_seen", "size")
+    Two generations, and the older one is dropped whole: forgetting one by one would cost more than remembering.
+    """
+
+    __slots__ = ("_new", "_old", "size")
 
     def __init__(self, size: int) -> None:
         self.size = size
-        self._seen: dict[Digest, None] = {}
+        self._new: set[Digest] = set()
+        self._old: set[Digest] = set()
 
     def add(self, digests: Iterable[Digest]) -> None:
-        for digest in digests:
-            self._seen.pop(digest, None)
-            self._seen[digest] = None
-        while len(self._seen) > self.size:
-            del self._seen[next(iter(self._seen))]
+        self._new.update(digests)
+        if len(self._new) >= self.size:
+            self._new, self._old = set(), self._new
 
     def clear(self) -> None:
-        self._seen.clear()
+        self._new, self._old = set(), set()
 
     def __contains__(self, digest: Digest) -> bool:
-        return digest in self._seen
+        return digest in self._new or digest in self._old
 
     def __len__(self) -> int:
-        return len(self._seen)
+        return len(self._new) + len(self._old)
 
 
 def explain(tree: RadixTree, ghosts: Ghosts, ns: Namespace, data: bytes) -> Explanation:

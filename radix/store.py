@@ -122,7 +122,7 @@ class PageStore:
     def _tell_removed(self, leaf: Node, k: int) -> None:
         """The last `k` pages' tokens are lost: remember it, and announce whole pages."""
         gone = digests(self.tree, leaf)[-k:]
-        self.ghosts.add(reversed(gone))  # what is remembered longest continues what is still cached
+        self.ghosts.add(gone)
         if self.log is not None and not self.tree.is_tail(leaf):
             self.log.removed(gone)
 

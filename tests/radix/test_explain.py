@@ -72,11 +72,14 @@ def test_another_namespace_has_more() -> None:
 
 def test_the_memory_of_the_evicted_is_bounded() -> None:
     c = client()
-    c.cache.store.ghosts.size = 3
-    c.serve(seq(32))
-    c.cache.evict(8)
-    assert len(c.cache.store.ghosts) == 3
-    assert c.cache.explain(NS, seq(33)).n_lost == 12
+    c.cache.store.ghosts.size = 4
+    for start in range(0, 400, 10):
+        c.serve(seq(8, start))
+        c.plan()
+        c.cache.evict(2)
+        assert len(c.cache.store.ghosts) < 8
+    assert c.cache.explain(NS, seq(9, 390)).reason == "evicted"
+    assert c.cache.explain(NS, seq(9, 0)).reason == "never seen"
 
 
 def test_explain_changes_nothing() -> None:
