@@ -112,11 +112,10 @@ class Answers:
         return News(state, events, delta.logprobs, delta.finish)
 
     def _remember(self, state: AnswerState) -> None:
-        """Keep the ids of an answer that ended by itself, for the next turn of the conversation."""
-        finish = state.finish
-        if finish is None or finish.reason != "stop" or finish.matched is not None:
-            return
-        ids = state.token_ids[:-1] if state.token_ids and state.token_ids[-1] in self._serving.spec.eos_ids else []
+        """Keep the ids of an answer, for the next turn of the conversation; not if its text was cut by a stop."""
+        ids = state.token_ids
+        if ids and ids[-1] in self._serving.spec.eos_ids:
+            ids = ids[:-1]
         if not ids or self._serving.tokenizer.decode(ids, skip_special=False) != state.raw:
             return
         history, owner = self._serving.history, self._caller.digest

@@ -7,6 +7,7 @@ import os
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Iterator
@@ -49,22 +50,25 @@ def wait_until(condition, seconds: float) -> None:
 @contextlib.contextmanager
 def ramet_serve(*flags: str) -> Iterator[str]:
     """`ramet serve` with SmolLM2 in processes of its own, as users start it."""
-    port = _free_port()
+    port = free_port()
     env = {**os.environ, "OMP_NUM_THREADS": "2"}
-    command = [sys.executable, "-m", "runtime.cli", "serve", "--port", str(port), *flags]
-    process = subprocess.Popen(command, env=env, stderr=subprocess.PIPE, text=True)
+    code = "import ramet, sys; sys.exit(ramet.main())"
+    command = [sys.executable, "-c", code, "serve", "--port", str(port), *flags]
     url = f"http://127.0.0.1:{port}"
-    try:
-        wait_until(lambda: _answers(url) or process.poll() is not None, START_S)
-        assert process.poll() is None, process.stderr.read() if process.stderr else ""
-        yield url
-    finally:
-        process.terminate()
+    with tempfile.TemporaryFile("w+") as log:
+        process = subprocess.Popen(command, env=env, stderr=log)
         try:
-            process.communicate(timeout=40)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.communicate()
+            wait_until(lambda: _answers(url) or process.poll() is not None, START_S)
+            log.seek(0)
+            assert process.poll() is None, log.read()
+            yield url
+        finally:
+            process.terminate()
+            try:
+                process.wait(40)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
 
 
 def _answers(url: str) -> bool:
@@ -74,7 +78,8 @@ def _answers(url: str) -> bool:
         return False
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """A TCP port nobody listens on."""
     with socket.socket() as sock:
         sock.bind(("127.0.0.1", 0))
         return int(sock.getsockname()[1])
