@@ -57,9 +57,15 @@ class Server:
             time.sleep(0.01)
 
     @property
+    def children(self) -> list[int]:
+        listed = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text()
+        return [int(pid) for pid in listed.split()]
+
+    @property
     def child(self) -> int:
-        children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
-        return int(children[0])
+        """The scheduler process."""
+        (child,) = self.children
+        return child
 
     def status(self, path: str = "/health") -> int:
         return httpx.get(self.url + path, timeout=5).status_code

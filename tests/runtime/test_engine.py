@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import _thread
 import asyncio
 import threading
 import time
@@ -244,6 +245,22 @@ def test_a_dying_scheduler_is_told_to_everyone() -> None:
     with pytest.raises(Unavailable, match="told to die"):
         next(engine.stream("x"))
     engine.close()
+
+
+def test_ctrl_c_aborts_what_it_interrupts(engine: rt.Engine) -> None:
+    def interrupt() -> None:
+        while not engine.generator.n_live:
+            time.sleep(0.001)
+        _thread.interrupt_main()
+
+    threading.Thread(target=interrupt).start()
+    with pytest.raises(KeyboardInterrupt):
+        engine.generate("~" * 4000)
+    deadline = time.monotonic() + 5
+    while engine.generator.n_live and time.monotonic() < deadline:
+        time.sleep(0.005)
+    assert engine.generator.n_live == 0
+    assert engine.generate("on").text == "on"
 
 
 def test_closing_ends_what_runs_and_refuses_more() -> None:

@@ -105,6 +105,16 @@ def test_a_model_that_cannot_be_loaded_is_one_sentence_and_2(start: Callable[...
     assert server.text().splitlines()[-1] == "ramet: The shard model-00002.safetensors is cut short."
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_while_loading_ends_it(start: Callable[..., Server], number: int) -> None:
+    server = start(model="slow")
+    server.until(lambda: "Loading" in server.text() and bool(server.children))
+    (child,) = server.children
+    server.signal(number)
+    assert server.exit_code() == 0
+    assert gone(child)
+
+
 def test_a_port_in_use_is_one_sentence_and_2(start: Callable[..., Server]) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))

@@ -199,6 +199,8 @@ def echo_parts(config: EngineConfig) -> Parts:
     """Parts for a scheduler process that echoes bytes; `model` may ask it to fail."""
     if config.model == "broken":
         raise ModelLoadError("The shard model-00002.safetensors is cut short.")
+    if config.model == "slow":
+        time.sleep(600)
     if config.model == "crash":
         os.kill(os.getpid(), signal.SIGKILL)
     tokenizer = ByteTokenizer()
