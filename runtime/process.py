@@ -178,6 +178,9 @@ class IpcClient:
         if self._mail.dead is not None:
             return Health(False, False, self._mail.dead)
         silent = time.monotonic() - self._heard
+        if silent > BEAT_LATE_S and _is_running(self._loop):
+            self._read()  # perhaps it was this loop that was busy, and the beats are waiting
+            silent = time.monotonic() - self._heard
         if silent > BEAT_LATE_S:
             return Health(True, False, f"The scheduler process has not answered for {silent:.0f} s.")
         if self._beat.trouble:
@@ -194,11 +197,7 @@ class IpcClient:
         self._mail.fail("The server is shutting down.")
 
     def _send(self, message: ToScheduler) -> None:
-        try:
-            here = asyncio.get_running_loop()
-        except RuntimeError:
-            here = None
-        if here is self._loop:
+        if _is_running(self._loop):
             self._link.send(message)
         else:
             with contextlib.suppress(RuntimeError):  # the loop is closed, and with it everything was failed
@@ -227,3 +226,11 @@ class IpcClient:
         self._mail.fail(why)
         if self._on_death is not None:
             self._on_death(why)
+
+
+def _is_running(loop: asyncio.AbstractEventLoop) -> bool:
+    """True on the thread that runs `loop`, inside it."""
+    try:
+        return asyncio.get_running_loop() is loop
+    except RuntimeError:
+        return False

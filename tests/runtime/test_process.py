@@ -137,6 +137,15 @@ async def test_a_frozen_process_is_not_ready_but_live(
     assert (await generator.complete(ask("back")))[0].text == "back"
 
 
+async def test_a_frontend_that_was_busy_itself_blames_nobody(
+    process: SchedulerProcess, generator: Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(processes, "BEAT_LATE_S", 1.0)
+    await generator.complete(ask("x"))
+    time.sleep(1.5)  # the loop is blocked, as by a huge prompt
+    assert generator.health().ready
+
+
 async def test_a_stalled_loop_is_not_ready(process: SchedulerProcess) -> None:
     client = IpcClient(process, stall_s=0.5)
     generator = Generator(client, ByteTokenizer(), process.spec, EngineConfig())
