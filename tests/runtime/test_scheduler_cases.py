@@ -165,6 +165,8 @@ def test_a_pool_for_two_serves_eight_without_a_storm(overlap: bool) -> None:
         n_live, n_steps = len(world.state.live), world.scheduler.stats()["steps"]
         world.turn()
         assert oldest.tally.retractions == victim_before, "the oldest was made a victim"
+        if not overlap and oldest.rid in world.state.live:
+            assert oldest.num in world.runner.plans[-1].rids, "the oldest had to wait"  # type: ignore[attr-defined]
         now = {r.num: max(r.high_water, int(world.state.rows.done[r.slot])) for r in world.state.live.values()}
         rose = any(high > marks.get(num, 0) for num, high in now.items())
         marks.update({num: max(high, marks.get(num, 0)) for num, high in now.items()})

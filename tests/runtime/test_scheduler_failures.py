@@ -52,6 +52,20 @@ def test_what_a_failed_step_was_to_write_is_never_reused(overlap: bool) -> None:
     assert said.tokens == alone(range(2, 22), max_tokens=4).tokens
 
 
+@pytest.mark.parametrize("step", range(2, 9))
+def test_what_a_step_in_flight_was_to_write_is_not_kept_when_its_request_ends(step: int) -> None:
+    """The request leaves while a step that writes its newest token is in flight; then that step fails."""
+    world = World(overlap=True, runner=failing(step))
+    world.ask("leaves", range(2, 9), max_tokens=50)
+    while world.state.step <= step:
+        world.turn()
+    world.abort("leaves")
+    world.run()
+    longer = [*range(2, 9), *world.tokens("leaves"), 33]
+    world.ask("next", longer, max_tokens=3)
+    assert world.run().tokens("next") == alone(longer, max_tokens=3).tokens
+
+
 @BOTH
 def test_a_request_of_the_step_behind_a_failed_one_starts_again(overlap: bool) -> None:
     world = World(overlap=overlap, runner=failing(1))
