@@ -20,7 +20,7 @@ COMMITTED = -1  # the step of pages whose KV is known to be written: no failure 
 
 
 class PageStore:
-    """Every page that leaves the tree leaves through `cut`, which tells the pool, the heap and the event log."""
+    """What leaves the tree is given back to the pool here, offered to the heap, remembered and announced."""
 
     def __init__(
         self,
@@ -61,21 +61,24 @@ class PageStore:
         return freed
 
     def _evict(self, n: int, *, floors: bool = True) -> int:
-        freed = 0
-        while freed < n and (leaf := self.heap.pop()) is not None:
-            k = min(n - freed, self.heap.spare(leaf) if floors else leaf.n_pages)
+        freed: list[Ids] = []
+        left = n
+        while left > 0 and (leaf := self.heap.pop()) is not None:
+            k = min(left, self.heap.spare(leaf) if floors else leaf.n_pages)
             if k <= 0:
                 self.heap.park(leaf)
                 continue
             self.evicted[label(leaf, self.heap.now)] += k
             self._tell_removed(leaf, k)
-            self.cut(leaf, k)
-            freed += k
-        return freed
+            freed.append(self._cut(leaf, k))
+            left -= k
+        self._free(freed)
+        return n - left
 
     def drop_redundant(self, leaf: Node, *, quarantine: bool) -> None:
         """Remove an unpinned tail leaf whose tokens a sibling holds: nothing is lost by it."""
-        self.cut(leaf, 1, quarantine=quarantine)
+        give_back = self.pool.quarantine if quarantine else self.pool.free
+        give_back(self._cut(leaf, 1), TREE)
 
     def drop_shorter_tail(self, node: Node) -> None:
         """A sibling tail leaf that `node` begins with is worth nothing any more, unless someone holds it."""
@@ -91,33 +94,36 @@ class PageStore:
                 return node
         for node, k in cuts:
             self._tell_removed(node, k)
-            self.cut(node, k, quarantine=True)
+            self.pool.quarantine(self._cut(node, k), TREE)
         return sum(k for _, k in cuts)
 
     def clear(self) -> int:
         """Free all that nobody pins. Returns the number of pages."""
         self._unpark_all()
         before, all_goes = self.tree.n_pages, not self.tree.n_pinned
+        freed = []
         while (leaf := self.heap.pop()) is not None:
             if not all_goes:
                 self._tell_removed(leaf, leaf.n_pages)
-            self.cut(leaf, leaf.n_pages)
+            freed.append(self._cut(leaf, leaf.n_pages))
+        self._free(freed)
         self.ghosts.clear()
         if all_goes and self.log is not None:
             self.log.cleared()
         return before - self.tree.n_pages
 
-    def cut(self, leaf: Node, k: int, *, quarantine: bool = False) -> None:
-        """Give the last `k` pages of an unpinned leaf back to the pool; what becomes a leaf by it is offered."""
+    def _cut(self, leaf: Node, k: int) -> Ids:
+        """Take the last `k` pages off an unpinned leaf and return them; what becomes a leaf by it is offered."""
         parent = leaf.parent
         pages = self.tree.trim(leaf, k)
-        if quarantine:
-            self.pool.quarantine(pages, TREE)
-        else:
-            self.pool.free(pages, TREE)
         self.heap.offer(leaf)
         if parent is not None and not leaf.n_pages:
             self.heap.offer(parent)
+        return pages
+
+    def _free(self, parts: list[Ids]) -> None:
+        if parts:
+            self.pool.free(np.concatenate(parts), TREE)
 
     def _tell_removed(self, leaf: Node, k: int) -> None:
         """The last `k` pages' tokens are lost: remember it, and announce whole pages."""
