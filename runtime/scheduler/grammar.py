@@ -21,7 +21,9 @@ def start_grammar(state: State, request: Request, spec: GrammarSpec | None) -> N
     if spec is None:
         return
     assert state.grammar is not None, "the door lets grammars in only where there is a service"
-    request.grammar = GrammarState(spec, state.grammar.compile_async(spec))
+    future = state.grammar.compile_async(spec)
+    future.add_done_callback(lambda _: state.wake())
+    request.grammar = GrammarState(spec, future)
 
 
 def resolve_grammar(state: State, request: Request) -> None:

@@ -67,9 +67,11 @@ class Ingest:
         if wants_grammar and state.grammar is None:
             raise InvalidRequest("This engine has no grammar backend.", param="response_format")
         if len(state.queue) >= state.config.max_queue and not self._starts_at_once():
+            retry_after_s = self._retry_after()
             raise QueueFull(
-                f"{len(state.queue)} requests are waiting, the limit is {state.config.max_queue}. Try again later.",
-                retry_after_s=self._retry_after(),
+                f"{len(state.queue)} requests are waiting, the limit is {state.config.max_queue}. "
+                f"Try again in {retry_after_s:.0f} s.",
+                retry_after_s=retry_after_s,
             )
 
     def _starts_at_once(self) -> bool:

@@ -72,6 +72,7 @@ class Scheduler:
 
     def _start(self, state: State) -> None:
         self.state = state
+        state.wake = self._wake.set
         self.watchdog = Watchdog(self.config.stall_s, state.clock())
         self._ingest = Ingest(state)
         self._planner = Planner(state)
@@ -202,8 +203,6 @@ class Scheduler:
         self.state.cache.flush_events()
         deadline = self._ingest.next_deadline()
         wait = IDLE_S if deadline is None else min(IDLE_S, max(0.0, deadline - self.state.clock()))
-        if any(r.grammar is not None and r.grammar.cursor is None for r in self.state.prefill):
-            wait = min(wait, 0.002)
         self._wake.wait(wait)
         self._wake.clear()
 

@@ -89,6 +89,7 @@ class State:
         self.n_admitted = 0
         self.weights_version = 0
         self.paused = False
+        self.wake: Callable[[], None] = lambda: None  # makes an idle loop turn; callable from any thread
         self.draining = False
 
     # -- small facts -----------------------------------------------------------------------------------------
