@@ -16,7 +16,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-HEADERS = ("include", "csrc", "cccl", "cutlass/include", "cutlass/tools/util/include", "spdlog/include")
+HEADERS = ("include", "cccl", "cutlass/include", "cutlass/tools/util/include", "spdlog/include")
 COMPANIONS = ("tvm_ffi", "pynvml.py", "pynvml")
 LIST_IMPORTS = """
 import sys, flashinfer, flashinfer.decode, flashinfer.prefill, flashinfer.cascade, flashinfer.norm, flashinfer.rope
@@ -67,6 +67,8 @@ def pack(wheels: Path, out: Path, *, headers: bool, prebuild: bool) -> Luggage:
         for part in HEADERS:
             if (package / "data" / part).is_dir():
                 _copy(package / "data" / part, out / "flashinfer/data" / part)
+        for file in (package / "data/csrc").glob("*.*"):  # the folders below are other backends'
+            _copy(file, out / "flashinfer/data/csrc" / file.name)
     if prebuild:
         build_modules(wheels, out / "flashinfer/data/aot")
     files = [file for file in out.rglob("*") if file.is_file()]

@@ -7,7 +7,6 @@ from typing import Protocol
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.nn.functional import ScalingType
 
 from kernels.base import Linear
 
@@ -60,15 +59,8 @@ class Fp8Linear:
 
     def __call__(self, x: Tensor) -> Tensor:
         values, scale = quantize_rows(x)
-        out = F.scaled_mm(
-            values,
-            self._values,
-            scale,
-            ScalingType.RowWise,
-            self._scale,
-            ScalingType.RowWise,
-            output_dtype=torch.bfloat16,
-        )
+        rows = F.ScalingType.RowWise
+        out = F.scaled_mm(values, self._values, scale, rows, self._scale, rows, output_dtype=torch.bfloat16)
         out = out.to(x.dtype)
         return out if self._bias is None else out + self._bias
 

@@ -63,15 +63,23 @@ def plain(folder: Path) -> Iterator[ModelRunner]:
     runner.close()
 
 
-def late_runner(folder: Path, plain: ModelRunner, device: LateDevice, *, graphs: bool = False) -> CudaRunner:
+def late_runner(
+    folder: Path,
+    plain: ModelRunner,
+    device: LateDevice,
+    *,
+    graphs: bool = False,
+    n_pages: int = N_PAGES,
+    max_rows: int = 6,
+) -> CudaRunner:
     checkpoint = open_checkpoint(folder)
     ops, c = GraphReference(), checkpoint.config
     with torch.inference_mode():
         model = Llama(Builder(c, checkpoint.source, ops, torch.float32, torch.device("cpu")), 256)
-        kv = KVStore(c.n_layers, N_PAGES + 1, PAGE, c.n_kv_heads, c.head_dim, torch.float32)
+        kv = KVStore(c.n_layers, n_pages + 1, PAGE, c.n_kv_heads, c.head_dim, torch.float32)
     specs = distinct_specs(model.blocks)
-    decode = DecodeGraphs(model, kv, ops, specs, rerun, sizes=(1, 2, 4), max_rows=6) if graphs else None
-    return CudaRunner(model, kv, plain.spec, device, max_running=8, graphs=decode)
+    decode = DecodeGraphs(model, kv, ops, specs, rerun, sizes=(1, 2, 4), max_rows=max_rows) if graphs else None
+    return CudaRunner(model, kv, plain.spec, device, max_running=max(8, max_rows), graphs=decode)
 
 
 def sequences(n: int = 3) -> list[Seq]:
