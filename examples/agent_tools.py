@@ -49,38 +49,45 @@ QUESTIONS = (
 )
 RULES = """You answer questions with the help of tools. You have these tools:
 {tools}
-
-For every question, make a short plan, choose one tool, call it with its arguments as JSON, read its result, and
-answer in one short sentence. Use the numbers of the question exactly as they are written.
-
-Examples of good choices:
-Question: There are 8 legs on a spider. How many legs have 9 spiders? Tool: calculate
-Arguments: {{"left": 8, "operation": "*", "right": 9}}
-Question: A river is 40 miles long. How many kilometres is that? Tool: convert
-Arguments: {{"amount": 40, "unit": "mile", "into": "kilometre"}}
-Question: On which day of the week was 3 May 1984? Tool: weekday
-Arguments: {{"day": 3, "month": 5, "year": 1984}}"""
+For every question you make a plan, choose a tool, write its arguments as JSON, read its result, and then answer
+in one short sentence."""
+SHOWN = (  # question, plan, tool, arguments, result, answer
+    ("A spider has 8 legs. How many legs have 9 spiders?", "multiply 8 by 9", "calculate",
+     '{"left": 8, "operation": "*", "right": 9}', "72.0", "Nine spiders have 72 legs."),
+    ("A river is 40 miles long. How many kilometres is that?", "convert 40 miles into kilometres", "convert",
+     '{"amount": 40, "unit": "mile", "into": "kilometre"}', "64.4 kilometre", "The river is 64.4 kilometres long."),
+    ("On which day of the week was 3 May 1984?", "look up the weekday of 3 May 1984", "weekday",
+     '{"day": 3, "month": 5, "year": 1984}', "Thursday", "3 May 1984 was a Thursday."),
+)  # fmt: skip
 
 
 @rt.function
 def agent(s: rt.State, questions: tuple[str, ...]) -> list[str]:
     s.system(RULES.format(tools="\n".join(f"- {tool.describe}" for tool in TOOLS.values())))
+    for question, plan, tool, arguments, result, words in SHOWN:
+        s.user(question)
+        s.assistant(f"Plan: I will {plan}. Tool: {tool}")
+        s.user("Arguments?")
+        s.assistant(arguments)
+        s.tool(result)
+        s.user("Answer?")
+        s.assistant(words)
     return [answer(s, question) for question in questions]
 
 
 def answer(s: rt.State, question: str) -> str:
     """One question. Everything it appends stays in the conversation for the next one."""
-    s.user(f"Question: {question}")
-    s.assistant("Plan: I will", rt.gen("plan", max_tokens=20, stop=[".", "\n"]), ".")
-    s.user(f"Question: {question} Tool:")
-    s.assistant("Tool: ", rt.select("tool", list(TOOLS)))
-    s.user("Arguments:")
+    s.user(question)
+    s.assistant(
+        "Plan: I will", rt.gen("plan", max_tokens=20, stop=[".", "\n"]), ". Tool: ", rt.select("tool", list(TOOLS))
+    )
+    s.user("Arguments?")
     s.assistant(TOOLS[s["tool"]].call("result", max_tokens=48))
 
     drafts = s.fork(3)
     for draft in drafts:
-        draft.user(f"{question} Answer in one short sentence.")
-        draft.assistant(rt.gen("draft", max_tokens=24, stop="\n", temperature=0.8))
+        draft.user("Answer?")
+        draft.assistant(rt.gen("draft", max_tokens=24, stop="\n", temperature=0.7))
     texts = drafts.values("draft")
 
     s.user("Three answers:\n" + "\n".join(f"{i}. {text.strip()}" for i, text in enumerate(texts, 1)) + "\nThe best?")

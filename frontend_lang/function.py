@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import inspect
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any, Concatenate, Generic, Literal, ParamSpec, TypeVar
+from typing import Any, Concatenate, Generic, Literal, ParamSpec, TypeVar, overload
 
 from frontend_lang.batch import Batch
 from frontend_lang.errors import InvalidPiece, NotReady
@@ -73,7 +73,7 @@ class Program(Generic[P, R]):
     place in the program) and `deadline` (seconds).
     """
 
-    def __init__(self, fn: Callable[Concatenate[State, P], R], name: str | None = None) -> None:
+    def __init__(self, fn: Callable[..., Any], name: str | None = None) -> None:
         if not callable(fn):
             raise InvalidPiece(f"@rt.function takes a function; got {type(fn).__name__}.")
         self.fn = fn
@@ -103,7 +103,7 @@ class Program(Generic[P, R]):
         seed: int = 0,
         deadline: float | None = None,
         **kwargs: Any,
-    ) -> Result[Any]:
+    ) -> Result[R]:
         """Run to the end in this thread (where a debugger stops in the program's own lines)."""
         self._check(args, kwargs)
         _refuse_loop("run", "arun")
@@ -125,7 +125,7 @@ class Program(Generic[P, R]):
         seed: int = 0,
         deadline: float | None = None,
         **kwargs: Any,
-    ) -> Result[Any]:
+    ) -> Result[R]:
         """Run on the current event loop (a plain function's body in a thread). Cancelling it cancels every branch."""
         self._check(args, kwargs)
         prepared = prepare(target)
@@ -303,17 +303,21 @@ class Program(Generic[P, R]):
         temperature: float,
         seed: int,
         deadline: float | None,
-    ) -> Result[Any]:
+    ) -> Result[R]:
         run = self._new(prepared, batcher, asyncio.get_running_loop(), temperature, seed, deadline)
         return self._result(await run.aexecute(self._body(args, kwargs)), run)
 
-    def _result(self, value: Any, run: Run) -> Result[Any]:
+    def _result(self, value: Any, run: Run) -> Result[R]:
         run.record.messages = run.batcher.n_messages
         return Result(value, run)
 
 
-def function(fn: Callable[Concatenate[State, P], R]) -> Program[P, R]:
-    """Make a function over a state a program."""
+@overload
+def function(fn: Callable[Concatenate[State, P], Coroutine[Any, Any, R]]) -> Program[P, R]: ...
+@overload
+def function(fn: Callable[Concatenate[State, P], R]) -> Program[P, R]: ...
+def function(fn: Callable[..., Any]) -> Program[Any, Any]:
+    """Make a function over a state, plain or async, a program."""
     return Program(fn)
 
 

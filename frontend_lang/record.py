@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -143,13 +144,24 @@ def optimum(events: Sequence[Event]) -> int:
     `events` in the order they began. Requests that ran side by side share too, as the runtime plans a prefix once
     for all of a message. A request's last sampled token has no KV: nothing read it.
     """
-    seen: list[Ids] = []
+    seen: list[bytes] = []  # sorted: the longest common prefix is with a neighbour
     total = 0
     for event in events:
-        best = max((common_prefix(event.prompt, other) for other in seen), default=0)
+        prompt = _sortable(event.prompt)
+        at = bisect.bisect(seen, prompt)
+        best = max((_common_ids(prompt, other) for other in seen[max(0, at - 1) : at + 1]), default=0)
         total += max(0, min(best, event.reusable))
-        seen.append(np.concatenate([event.prompt, event.output[:-1]]))
+        bisect.insort(seen, _sortable(np.concatenate([event.prompt, event.output[:-1]])))
     return total
+
+
+def _sortable(ids: Ids) -> bytes:
+    """Bytes that sort as the ids do."""
+    return ids.astype(">i4").tobytes()
+
+
+def _common_ids(a: bytes, b: bytes) -> int:
+    return common_prefix(np.frombuffer(a, ">i4"), np.frombuffer(b, ">i4"))
 
 
 def common_prefix(a: Ids, b: Ids) -> int:

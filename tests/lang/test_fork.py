@@ -194,6 +194,27 @@ def test_a_branch_is_dead_after_its_scope(backend: FakeBackend) -> None:
     program.run(backend)
 
 
+def test_a_fork_inside_a_message(backend: FakeBackend) -> None:
+    @rt.function
+    def program(s: rt.State) -> Any:
+        s.user("go")
+        with s.assistant():
+            s += "I say"
+            branches = s.fork(2)
+            for branch in branches:
+                branch += rt.gen("a")
+                branch.close_role()
+                branch.user("why " + branch.name)
+                branch.assistant(rt.gen("b"))
+            s += branches[0]["a"]
+        return branches.values("b")
+
+    result = program.run(backend)
+    assert len(set(result.value)) == 2
+    assert result.text.endswith("<|end|>\n")
+    assert result.record.branches["1"][0] == "main"
+
+
 def test_nested_forks_have_names_of_their_own(backend: FakeBackend) -> None:
     @rt.function
     def program(s: rt.State) -> Any:
