@@ -22,7 +22,7 @@ PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
 # What is installed depends on these files alone; a change of their content installs anew.
 INSTALLED := $(VENV)/.installed-$(shell cat pyproject.toml constraints.txt $(wildcard setup.py) | cksum | cut -d' ' -f1)
 
-.PHONY: help install model demo test lint types unit soak bench serve clean
+.PHONY: help install model demo test lint types unit soak clients bench serve clean
 
 help:
 	@sed -n '1,4s/^# \{0,1\}//p' Makefile
@@ -67,6 +67,11 @@ test: lint types unit
 
 soak: model
 	$(BIN)/python -m pytest -m soak --timeout 3600 $(ARGS)
+
+# Agent frameworks, unmodified, against our server. Heavy to install, so not part of `make test`.
+clients: model
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,clients]'
+	$(BIN)/python -m pytest tests/clients $(ARGS)
 
 bench: model
 	$(BIN)/ramet bench serve $(ARGS)

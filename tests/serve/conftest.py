@@ -6,7 +6,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.serve.running import free_port, ramet_serve
+from tests.serve.running import CHROMIUM, free_port, ramet_serve
+
+collect_ignore = [] if CHROMIUM else ["test_page.py"]
 
 
 @pytest.fixture(scope="session")
