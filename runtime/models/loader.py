@@ -22,12 +22,12 @@ def load_runner(config: EngineConfig) -> Runner:
     Raises NotFound, ModelLoadError, BackendUnavailable or InvalidRequest, each one clear sentence.
     """
     set_allocator()
+    path = resolve_model(config.model)  # first: a wrong name is told before kernels are compiled
     device = choose_device(config.device)
     try:
         choice = select_ops(config.backend, device)
     except BackendError as error:
         raise BackendUnavailable(f"Backend {config.backend!r} cannot run here: {error}.") from None
-    path = resolve_model(config.model)
     if device.type == "cuda":
         return load_cuda_runner(config, path, choice, device)
     return load_cpu_runner(config, open_checkpoint(path, config.load_format), choice)
