@@ -46,7 +46,8 @@ def _from_hub(name: str) -> Path:
     except RepositoryNotFoundError:
         raise NotFound(f"The hub has no model {name!r} (or it is private).", param="model") from None
     except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
-        raise ModelLoadError(f"Model {name!r} cannot be fetched from the hub: {error}.") from None
+        why = " ".join(str(error).split())[:200].rstrip(".")
+        raise ModelLoadError(f"Model {name!r} is no local path and cannot be fetched from the hub: {why}.") from None
 
 
 @dataclass(frozen=True, slots=True)
