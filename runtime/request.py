@@ -103,7 +103,6 @@ class Request:
     penalties: PenaltyState | None = None
     prompt_logprobs: list[TokenLogprob] = field(default_factory=list)
     tally: Tally = field(default_factory=Tally)
-    queue_key: Any = None
 
     @classmethod
     def from_submit(cls, num: int, submit: Submit, sink: Sink, now: float) -> Request:

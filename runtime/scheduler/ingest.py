@@ -66,18 +66,13 @@ class Ingest:
         wants_grammar = submit.grammar is not None or any(s.grammar is not None for s in submit.segments)
         if wants_grammar and state.grammar is None:
             raise InvalidRequest("This engine has no grammar backend.", param="response_format")
-        if len(state.queue) >= state.config.max_queue and not self._starts_at_once():
+        if len(state.queue) >= state.config.max_queue + state.rows.n_free:  # what can start at once does not wait
             retry_after_s = self._retry_after()
             raise QueueFull(
                 f"{len(state.queue)} requests are waiting, the limit is {state.config.max_queue}. "
                 f"Try again in {retry_after_s:.0f} s.",
                 retry_after_s=retry_after_s,
             )
-
-    def _starts_at_once(self) -> bool:
-        """A queue limit of 0 still lets in what finds a free row."""
-        state = self.state
-        return len(state.queue) < min(state.rows.n_free, 1 + state.config.max_queue)
 
     def _retry_after(self) -> float:
         """A guess at when a place in the queue comes free: the mean queue time, within reason."""

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import logging
+
 from runtime.messages import Output, Outputs, Reply
 from runtime.request import Sink
+
+log = logging.getLogger("ramet.scheduler")
 
 
 class OutputBatch:
@@ -12,6 +16,7 @@ class OutputBatch:
     def __init__(self) -> None:
         self._by_sink: dict[Sink, list[Output]] = {}
         self.n_sent = 0
+        self.n_lost = 0
 
     def add(self, sink: Sink, output: Output) -> None:
         items = self._by_sink.get(sink)
@@ -34,4 +39,8 @@ class OutputBatch:
         batches, self._by_sink = self._by_sink, {}
         for sink, items in batches.items():
             self.n_sent += len(items)
-            sink(Outputs(items=tuple(items)))
+            try:
+                sink(Outputs(items=tuple(items)))
+            except Exception:  # one frontend's fault is not the others'
+                self.n_lost += len(items)
+                log.exception("A frontend could not take %d outputs.", len(items))

@@ -19,6 +19,7 @@ from runtime.step import Pending, StepResult
 
 log = logging.getLogger("ramet.scheduler")
 LOGGED_FAILURES = 10
+NO_STEP = 1 << 62
 OBSERVE_EVERY = 4  # decode-only steps are all alike: the step-time model looks at one in so many
 
 
@@ -148,7 +149,7 @@ class Pipeline:
         state.stats.steps_failed += 1
         if state.stats.steps_failed <= LOGGED_FAILURES:
             log.error("Step %d failed: %s: %s", planned.plan.step, type(error).__name__, error, exc_info=error)
-        self._drain()
+        first = min(self._drain(), planned.plan.step)
         rows = state.rows
         hit = {int(s) for s, g in zip(planned.slots, planned.gens, strict=True) if rows.gen[s] == g}
         for request in rows.running():
@@ -156,10 +157,11 @@ class Pipeline:
                 fail(state, request, RequestFailed(f"The model step failed: {error}"), keep=False)
             else:
                 requeue(state, request, keep=False)
-        state.stats.withdrawn_pages += state.cache.withdraw(planned.plan.step)
+        state.stats.withdrawn_pages += state.cache.withdraw(first)
 
-    def _drain(self) -> None:
-        """Wait for everything behind a failed step; its results are worth nothing."""
+    def _drain(self) -> int:
+        """Wait for everything in flight and drop its results. Returns the first step that failed; else a large one."""
+        first = NO_STEP
         while self._flight:
             step = self._flight.popleft()
             try:
@@ -167,7 +169,9 @@ class Pipeline:
                     self.state.runner.sample_late(step.pending, late_adjusts(self.state, step.planned))
                 step.pending.result(self._watchdog.limit_s)
             except Exception as err:
-                log.warning("Step %d, behind a failed one, failed too: %s", step.planned.plan.step, err)
+                first = min(first, step.planned.plan.step)
+                log.warning("Step %d, next to a failed one, failed too: %s", step.planned.plan.step, err)
+        return first
 
     def drop_all(self) -> None:
         """Wait for the device and forget what it did (used when the scheduler starts over)."""

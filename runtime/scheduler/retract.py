@@ -25,32 +25,47 @@ class Candidate:
     private_pages: int  # pages that its release makes available
     recompute: int  # tokens it will have to compute again, should those pages be taken
     recovering: bool  # has not yet caught up with what an earlier retraction took
+    shared_pages: int = 0  # pages it holds together with others, but not with the protected one
 
 
 def choose_victim(candidates: Sequence[Candidate], protect: int) -> int | None:
-    """The request to retract: lowest priority, not still recovering, most pages per token to recompute, youngest."""
-    eligible = [c for c in candidates if c.num != protect and c.private_pages > 0]
+    """The request to retract: lowest priority, not still recovering, most pages per token to recompute, youngest.
+
+    Where every page has several holders, the youngest of them goes first: the last one to go frees it.
+    """
+    others = [c for c in candidates if c.num != protect]
+    eligible = [c for c in others if c.private_pages] or [c for c in others if c.shared_pages]
     if not eligible:
         return None
     best = min(eligible, key=lambda c: (c.priority, c.recovering, -c.private_pages / max(1, c.recompute), -c.num))
     return best.num
 
 
-def candidates(state: State) -> list[Candidate]:
-    """Every running request that is not about to end by itself."""
-    rows, size = state.rows, state.page_size
+def candidates(state: State, protect: Request | None) -> list[Candidate]:
+    """Every running request that is not about to end by itself. `protect`: the one that will not be a victim."""
+    rows, size, n_pages = state.rows, state.page_size, state.cache.pool.n_pages
     running = rows.running()
     tables = [rows.row_pages(r.slot) for r in running]
-    uses = np.bincount(np.concatenate(tables), minlength=state.cache.pool.n_pages) if tables else np.zeros(0)
+    uses = np.bincount(np.concatenate(tables), minlength=n_pages) if tables else np.zeros(0)
+    safe = np.zeros(n_pages, np.bool_)
+    if protect is not None:
+        safe[rows.row_pages(protect.slot)] = True
     out = []
     for request, table in zip(running, tables, strict=True):
         if request.phase is Phase.DRAIN:
             continue
         private = int((uses[table] == 1).sum())
         done = int(rows.done[request.slot])
-        recompute = max(0, done - (len(table) - private) * size)
-        recovering = done < request.retracted_at
-        out.append(Candidate(request.num, state.priority(request), private, recompute, recovering))
+        out.append(
+            Candidate(
+                num=request.num,
+                priority=state.priority(request),
+                private_pages=private,
+                recompute=max(0, done - (len(table) - private) * size),
+                recovering=done < request.retracted_at,
+                shared_pages=int((~safe[table]).sum()) - private,
+            )
+        )
     return out
 
 
@@ -78,7 +93,7 @@ def make_room(state: State, n_pages: int) -> bool:
     """Retract until `n_pages` can be allocated; False if that is not possible without the oldest."""
     while state.n_available < n_pages:
         oldest = oldest_running(state)
-        victim = choose_victim(candidates(state), oldest.num if oldest else -1)
+        victim = choose_victim(candidates(state, oldest), oldest.num if oldest else -1)
         if victim is None:
             return False
         state.growth.retracted()

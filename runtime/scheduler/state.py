@@ -170,6 +170,7 @@ class State:
             policy=self.policy.name,
             growth_ratio=self.growth.ratio,
             outputs_sent=self.out.n_sent,
+            outputs_lost=self.out.n_lost,
             pool_tokens=pool.n_pages * self.page_size,
             used_tokens=used * self.page_size,
             pool_usage=used / pool.n_pages,

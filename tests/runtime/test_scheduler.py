@@ -388,8 +388,16 @@ def test_a_full_queue_answers_429() -> None:
         world.ask(f"r{i}", [5 + i], max_tokens=3)
     world.run()
     statuses = [said.finish.status for said in world.said.values() if said.finish]
-    assert statuses.count(429) == 3
-    assert world.scheduler.stats()["queue_full"] == 3
+    assert statuses.count(429) == 2  # one runs, two wait
+    assert world.scheduler.stats()["queue_full"] == 2
+    assert "Try again in" in (world.said["r4"].finish.message or "")  # type: ignore[union-attr]
+
+
+def test_a_queue_of_none_still_takes_what_can_start_at_once() -> None:
+    world = World(max_running=3, max_queue=0)
+    world.ask_together(*(make_submit(f"r{i}", [5 + i], max_tokens=3) for i in range(5)))
+    world.run()
+    assert [len(world.tokens(f"r{i}")) for i in range(5)] == [3, 3, 3, 0, 0]
 
 
 def test_a_second_request_of_a_live_id_is_refused() -> None:

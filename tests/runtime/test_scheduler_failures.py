@@ -110,6 +110,34 @@ def test_a_row_with_no_possible_token_fails_alone(overlap: bool) -> None:
     assert world.tokens("good") == alone([12, 2, 3], max_tokens=9).tokens
 
 
+def test_a_frontend_that_cannot_listen_does_not_stop_the_others() -> None:
+    world = World()
+
+    def deaf(message: object) -> None:
+        raise ConnectionError("gone")
+
+    world.scheduler.receive(make_submit("lost", [5, 6], max_tokens=4), deaf)
+    world.ask("heard", [5, 7], max_tokens=4)
+    world.run()
+    assert len(world.tokens("heard")) == 4
+    assert world.scheduler.stats()["outputs_lost"] == 4
+
+
+def test_two_steps_that_fail_together_leave_nothing_of_either() -> None:
+    """The launch of a step fails while the one before it is failing on the device."""
+    runner = failing(1)
+    world = World(runner=runner, max_step_tokens=8, chunk_tokens=8)
+    launch = runner.launch
+    runner.launch = lambda plan: (_ for _ in ()).throw(MemoryError("no room")) if plan.step == 2 else launch(plan)  # type: ignore[method-assign]
+    prompt = list(range(2, 40))
+    world.ask("a", prompt, max_tokens=3)
+    world.turn(3)
+    world.ask("b", prompt, max_tokens=3)
+    world.run()
+    world.ask("c", prompt, max_tokens=3)
+    assert world.run().tokens("c") == alone(prompt, max_tokens=3).tokens
+
+
 def test_a_step_that_does_not_return_is_reported_and_flips_health() -> None:
     runner = ScriptedRunner(fake_spec(), default=[7] * 9, stuck_at=(2,))
     world = World(runner=runner, stall_s=0.01)

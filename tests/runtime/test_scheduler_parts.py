@@ -162,6 +162,11 @@ def test_one_that_frees_nothing_is_spared() -> None:
     assert choose_victim([Candidate(2, 0, 0, 0, False)], protect=1) is None
 
 
+def test_where_every_page_is_shared_the_youngest_holder_goes_first() -> None:
+    rows = [Candidate(2, 0, 0, 0, False, shared_pages=5), Candidate(3, 0, 0, 0, False, shared_pages=5)]
+    assert choose_victim([Candidate(1, 0, 3, 9, False), *rows], protect=1) == 3
+
+
 # -- stops ---------------------------------------------------------------------------------------------------------
 
 
