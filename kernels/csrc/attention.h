@@ -56,25 +56,49 @@ inline void widen(const uint8_t* from, int dim, float* to) {
   widen<F>(tail, W, to + i);
 }
 
-inline void widen_row(Format f, const uint8_t* from, int dim, float* to) {
-  if (f == Format::F32) return widen<Format::F32>(from, dim, to);
-  if (f == Format::BF16) return widen<Format::BF16>(from, dim, to);
-  widen<Format::F16>(from, dim, to);
-}
-
 inline int64_t kv_bytes(Format f) { return f == Format::F32 ? 4 : 2; }
 
-// Keys (or values) [begin, end) of one head, to float32 rows begin % kKeyBlock and on.
-inline void gather(const KvPages& kv, const uint8_t* pool, const int32_t* table, int begin, int end,
-                   const AttentionSpec& s, int head, float* to) {
-  const int64_t size = kv_bytes(kv.format), stride = static_cast<int64_t>(s.kv_heads) * s.dim * size;
-  const int d = padded(s.dim);
-  for (int key = begin; key < end;) {
-    const int offset = key % kv.page_size, run = std::min(end - key, kv.page_size - offset);
-    const uint8_t* from = pool + (static_cast<int64_t>(table[key / kv.page_size]) * kv.page_size + offset) * stride +
-                          head * s.dim * size;
-    for (int i = 0; i < run; ++i, ++key, from += stride) widen_row(kv.format, from, s.dim, to + key % kKeyBlock * d);
+// One head's keys or values of one sequence, found through its page table.
+struct HeadPages {
+  const uint8_t* pool;  // at this head of slot 0
+  const int32_t* table;
+  int64_t stride;  // bytes from slot to slot
+  int page_size;
+
+  HeadPages(const KvPages& kv, const uint8_t* pages, const int32_t* page_table, const AttentionSpec& s, int head)
+      : pool(pages + head * s.dim * kv_bytes(kv.format)),
+        table(page_table),
+        stride(static_cast<int64_t>(s.kv_heads) * s.dim * kv_bytes(kv.format)),
+        page_size(kv.page_size) {}
+
+  // Calls visit(key, bytes) for keys [begin, end).
+  template <class Visit>
+  void each(int begin, int end, Visit visit) const {
+    for (int key = begin; key < end;) {
+      const int offset = key % page_size, run = std::min(end - key, page_size - offset);
+      const uint8_t* from = pool + (static_cast<int64_t>(table[key / page_size]) * page_size + offset) * stride;
+      for (int i = 0; i < run; ++i, ++key, from += stride) visit(key, from);
+    }
   }
+};
+
+// The rows of keys [begin, end), widened to float32, from to[(begin - block) * padded dim] on.
+inline void gather(const HeadPages& pages, Format f, int dim, int block, int begin, int end, float* to) {
+  const int d = padded(dim);
+  switch (f) {
+    case Format::F32:
+      return pages.each(begin, end, [&](int k, const uint8_t* x) { widen<Format::F32>(x, dim, to + (k - block) * d); });
+    case Format::BF16:
+      return pages.each(begin, end, [&](int k, const uint8_t* x) { widen<Format::BF16>(x, dim, to + (k - block) * d); });
+    default:
+      return pages.each(begin, end, [&](int k, const uint8_t* x) { widen<Format::F16>(x, dim, to + (k - block) * d); });
+  }
+}
+
+inline void prefetch(const HeadPages& pages, int64_t row_bytes, int begin, int end) {
+  pages.each(begin, end, [&](int, const uint8_t* row) {
+    for (int64_t i = 0; i < row_bytes; i += 64) __builtin_prefetch(row + i);
+  });
 }
 
 // R query rows times 8 / R keys at a time: eight dot products, each summed in the same order for every R.
@@ -202,7 +226,12 @@ inline void visit_block(TileScratch& t, int rows, const Tile& tile, const Attent
   }
   if (low >= high) return;
   const int32_t* table = plan.kv_indices + tile.table;
-  gather(kv, kv.k, table, block + low, block + high, s, kv_head, t.keys);
+  const HeadPages keys(kv, kv.k, table, s, kv_head), values(kv, kv.v, table, s, kv_head);
+  // The heads of a short tile follow each other: the first asks for all of them.
+  const bool leads = kv_head == 0 && tile.n_tokens == 1;
+  const int64_t row_bytes = leads ? keys.stride : s.dim * kv_bytes(kv.format);
+  prefetch(values, row_bytes, block + low, block + high);
+  gather(keys, kv.format, s.dim, block, block + low, block + high, t.keys);
   const int from = low / 8 * 8;
   int r = 0;
   for (; r + 4 <= rows; r += 4) score_rows<4>(t.query + r * d, t.keys, d, from, high, t.scores + r * kKeyBlock);
@@ -214,7 +243,8 @@ inline void visit_block(TileScratch& t, int rows, const Tile& tile, const Attent
   for (r = 0; r < rows; ++r)
     if (first[r] < limit[r])
       soften(t.scores + r * kKeyBlock, first[r], limit[r], s, t.peak + r, t.total + r, t.mixed + r * d, d);
-  gather(kv, kv.v, table, block + low, block + high, s, kv_head, t.values);
+  prefetch(keys, row_bytes, block + kKeyBlock, std::min(block + 2 * kKeyBlock, tile.key_end));
+  gather(values, kv.format, s.dim, block, block + low, block + high, t.values);
   for (r = 0; r + 4 <= rows; r += 4)
     mix_block<4>(t.scores + r * kKeyBlock, t.values, d, first + r, limit + r, t.mixed + r * d);
   for (; r + 3 <= rows; r += 3)

@@ -12,6 +12,7 @@ namespace RAMET_ARCH {
 
 constexpr int kFloatPanel = 2 * W;  // output channels packed together, float formats
 constexpr int kQuantPanel = W;      // and quantised ones
+constexpr int64_t kAhead = 8192;    // bytes a product with one row asks for ahead of use
 
 inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
@@ -121,6 +122,7 @@ inline void quant_rows(const LinearWeight& w, int64_t panel, const QuantizedRows
     if (F == Format::Q4_1) m = load_f16(reinterpret_cast<const uint16_t*>(from + 2 * W));
     if (F == Format::Q4_0) m = mul(d, set1(-8.0f));
     const uint8_t* quants = from + (F == Format::Q4_1 ? 4 * W : 2 * W);
+    for (int64_t line = 0; R == 1 && line < group_bytes(F); line += 64) __builtin_prefetch(from + kAhead + line);
     if (F == Format::Q8) dot_q8<R>(quants, q, scales, g, dot);
     else dot_q4<R>(quants, q, scales, g, dot);
     for (int r = 0; r < R; ++r) {
@@ -166,15 +168,13 @@ inline void float_rows(const LinearWeight& w, int64_t panel, const float* x, int
   vf total[R][P][2];
   for (int r = 0; r < R; ++r)
     for (int p = 0; p < P; ++p) total[r][p][0] = total[r][p][1] = zero();
-  for (int64_t i = 0; i < k; ++i) {
-    vf value[R];
-    for (int r = 0; r < R; ++r) value[r] = set1(rows[r * k + i]);
+  for (int64_t i = 0; i < k; ++i, from += kFloatPanel * size) {
     for (int p = 0; p < P; ++p) {
-      const uint8_t* at = from + p * stride + i * kFloatPanel * size;
-      const vf low = load_weight<F>(at), high = load_weight<F>(at + W * size);
+      const vf low = load_weight<F>(from + p * stride), high = load_weight<F>(from + p * stride + W * size);
       for (int r = 0; r < R; ++r) {
-        total[r][p][0] = fma(low, value[r], total[r][p][0]);
-        total[r][p][1] = fma(high, value[r], total[r][p][1]);
+        const vf value = set1(rows[r * k + i]);
+        total[r][p][0] = fma(low, value, total[r][p][0]);
+        total[r][p][1] = fma(high, value, total[r][p][1]);
       }
     }
   }

@@ -33,7 +33,7 @@ int block_floor(int key) { return key / kKeyBlock * kKeyBlock; }
 class Planner {
  public:
   Planner(const StepMeta& meta, int heads_per_kv, int window) : meta_(meta) {
-    tile_tokens_ = std::max(1, kTileTarget / heads_per_kv);
+    tile_tokens_ = std::max(1, kTileRows / heads_per_kv);
     plan_.kv_indices = meta.kv_indices;
     plan_.limit.resize(meta.tokens);
     plan_.first.resize(meta.tokens);

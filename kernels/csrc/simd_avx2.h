@@ -67,6 +67,9 @@ inline void store_int8(int8_t* p, vf x) {
   _mm_storel_epi64(reinterpret_cast<__m128i*>(p), _mm_packs_epi16(words, words));
 }
 
+// Keeps the compiler from adding the products up as a tree, which spills every one of them.
+inline void pin(__m256i& x) { asm("" : "+x"(x)); }
+
 // Dot products of one group of 32: lane c holds output channel c. `w` is the group's packed quants (word j of
 // channel c at (j * W + c) * 4), `x[r]` row r's 32 int8. The integer sums are exact.
 template <int R>
@@ -82,6 +85,7 @@ inline void dot_q4(const uint8_t* w, const int8_t* const* x, const GroupScale* c
       const __m256i xh = _mm256_set1_epi32(*reinterpret_cast<const int32_t*>(x[r] + 16 + 4 * j));
       sum[r] = _mm256_add_epi16(sum[r], _mm256_maddubs_epi16(low, xl));
       sum[r] = _mm256_add_epi16(sum[r], _mm256_maddubs_epi16(high, xh));
+      pin(sum[r]);
     }
   }
   for (int r = 0; r < R; ++r) out[r] = _mm256_cvtepi32_ps(_mm256_madd_epi16(sum[r], ones));
@@ -100,6 +104,7 @@ inline void dot_q8(const uint8_t* w, const int8_t* const* x, const GroupScale* c
       // pairs: at most 2 * 128 * 127 = 32512, so the saturating add never saturates
       const __m256i pairs = _mm256_maddubs_epi16(magnitude, _mm256_sign_epi8(xv, q));
       sum[r] = _mm256_add_epi32(sum[r], _mm256_madd_epi16(pairs, ones));
+      pin(sum[r]);
     }
   }
   for (int r = 0; r < R; ++r) out[r] = _mm256_cvtepi32_ps(sum[r]);

@@ -7,6 +7,7 @@ import math
 import torch
 
 from kernels.base import KVStore, QuantizedOps
+from kernels.blocks import QTYPES, GgmlBlocks
 from kernels.select import Choice
 from runtime.config import EngineConfig
 from runtime.errors import BackendUnavailable
@@ -43,7 +44,9 @@ def _build(config: EngineConfig, checkpoint: Checkpoint, choice: Choice, queue: 
     kv_dtype = _kv_dtype(config.kv_dtype, dtype)
     context = context_length(config, c)
     keep_quantized = config.quantization != "none"
-    build = Builder(c, checkpoint.source, choice.ops, dtype, torch.device("cpu"), keep_quantized)
+    blocks = GgmlBlocks(choice.ops, config.quantization) if config.quantization in QTYPES else None
+    head = GgmlBlocks(choice.ops, "int8") if blocks else None
+    build = Builder(c, checkpoint.source, choice.ops, dtype, torch.device("cpu"), keep_quantized, blocks, head)
     model = build_model(build, context)
     pool = size_pool(config, kv_bytes_per_token(c, kv_dtype), free_host_bytes(), cap_bytes=CPU_POOL_BYTES)
     kv = KVStore(c.n_layers, pool.n_pages, config.page_size, c.n_kv_heads, c.head_dim, kv_dtype)

@@ -25,6 +25,7 @@ class Builder:
     device: torch.device
     keep_quantized: bool = True  # let the backend compute on ggml blocks where it can
     method: LinearMethod | None = None  # quantises float weights as they are loaded
+    precise_method: LinearMethod | None = None  # the same for the vocabulary head
 
     def tensor(self, name: str, shape: tuple[int, ...]) -> Tensor:
         """One tensor of `shape` in the model's dtype, on its device."""
@@ -40,7 +41,7 @@ class Builder:
     ) -> Linear:
         """One product for the stacked projections `names` (without `.weight`), of `outs` rows each.
 
-        `precise` layers (the vocabulary head) keep float weights as they are.
+        `precise` layers (the vocabulary head) have a method of their own, or keep float weights as they are.
         """
         stacked_bias = self._stack([f"{name}.bias" for name in names], [(out,) for out in outs]) if bias else None
         if self.keep_quantized and isinstance(self.ops, QuantizedOps):
@@ -50,8 +51,9 @@ class Builder:
                 if layer is not None:
                     return layer
         weight = self._stack([f"{name}.weight" for name in names], [(out, n_in) for out in outs])
-        if self.method is not None and not precise:
-            return self.method.pack(weight, stacked_bias)
+        method = self.precise_method if precise else self.method
+        if method is not None:
+            return method.pack(weight, stacked_bias)
         return self.ops.linear(weight, stacked_bias)
 
     def _stack(self, names: list[str], shapes: list[tuple[int, ...]]) -> Tensor:

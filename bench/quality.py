@@ -1,0 +1,116 @@
+"""What quantisation costs: NLL per token of agent text, over float32 weights, activations and KV.
+
+    python -m bench.quality [--model smollm2-135m] [--tokens 3000]
+
+Every variant scores the same tokens in the same windows through the native kernels. The reference is the model
+file's weights expanded to float32.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from kernels.base import AttnMeta
+from runtime.config import EngineConfig
+from runtime.execute.runner import ModelRunner
+from runtime.models.loader import load_runner, resolve_model
+from runtime.text.tokenizer import Tokenizer
+
+TEXT = Path(__file__).parent / "data" / "agent_text.json.gz"
+WINDOW, CHUNK, PAGE = 1024, 256, 16
+VARIANTS: dict[str, dict[str, str]] = {
+    "float32": {"quantization": "none", "kv_dtype": "float32"},
+    "float32, KV float16": {"quantization": "none", "kv_dtype": "float16"},
+    "float32, KV bfloat16": {"quantization": "none", "kv_dtype": "bfloat16"},
+    "default": {},
+    "default, KV float16": {"kv_dtype": "float16"},
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--model", default="smollm2-135m")
+    parser.add_argument("--tokens", type=int, default=3000)
+    parser.add_argument("--threads", type=int, default=None)
+    asked = parser.parse_args()
+    ids = agent_tokens(Tokenizer.from_model(resolve_model(asked.model)), asked.tokens)
+    table = Table("variant", "NLL per token", "over float32")
+    exact: float | None = None
+    for name, options in VARIANTS.items():
+        config = EngineConfig(
+            model=asked.model, backend="native", kv_pool_tokens=4096, page_size=PAGE, threads=asked.threads, **options
+        )
+        cost = nll(load_runner(config), ids)
+        exact = cost if exact is None else exact
+        table.add_row(name, f"{cost:.4f}", f"{cost - exact:+.4f}")
+    Console().print(f"{len(ids)} tokens of agent text, windows of {WINDOW}", table)
+
+
+def agent_tokens(tokenizer: Tokenizer, limit: int) -> list[int]:
+    lines = []
+    for conversation in json.loads(gzip.decompress(TEXT.read_bytes())):
+        for message in conversation["messages"]:
+            calls = "".join(f"\n{call['name']}({call['arguments']})" for call in message.get("tool_calls", ()))
+            lines.append(f"<|im_start|>{message['role']}\n{message['content'] or ''}{calls}<|im_end|>\n")
+    return tokenizer.encode("".join(lines))[:limit]
+
+
+def nll(runner: ModelRunner, ids: list[int]) -> float:
+    """Mean negative log-likelihood of every token after a window's first."""
+    try:
+        return runner._device.call(lambda: _nll(runner, ids))
+    finally:
+        runner.close()
+
+
+def _nll(runner: ModelRunner, ids: list[int]) -> float:
+    total, n = 0.0, 0
+    for start in range(0, len(ids), WINDOW):
+        window = ids[start : start + WINDOW]
+        for begin, meta in steps(len(window)):
+            part = torch.tensor(window[begin : begin + CHUNK])
+            hidden = runner._model.forward(part, meta.positions.long(), meta, runner._kv)
+            targets = torch.tensor(window[begin + 1 : begin + 1 + len(part)])
+            scores = runner._model.logits(hidden[: len(targets)]).double().log_softmax(-1)
+            total -= scores.gather(1, targets[:, None]).sum().item()
+            n += len(targets)
+    return total / n
+
+
+def steps(n_tokens: int) -> Iterator[tuple[int, AttnMeta]]:
+    """A window of one sequence, chunk by chunk, in pages 0 and on."""
+    i32 = lambda *values: torch.tensor(values, dtype=torch.int32)
+    none = torch.zeros(0, dtype=torch.long)
+    for begin in range(0, n_tokens, CHUNK):
+        end = min(begin + CHUNK, n_tokens)
+        n_pages = -(-end // PAGE)
+        positions = torch.arange(begin, end, dtype=torch.int32)
+        yield (
+            begin,
+            AttnMeta(
+                page_size=PAGE,
+                qo_indptr=i32(0, end - begin),
+                kv_indptr=i32(0, n_pages),
+                kv_indices=torch.arange(n_pages, dtype=torch.int32),
+                last_page_len=i32(end - (n_pages - 1) * PAGE),
+                kv_lens=i32(end),
+                positions=positions,
+                slots=positions.long(),
+                copy_src=none,
+                copy_dst=none,
+                share_indptr=i32(0),
+                share_n_pages=i32(),
+            ),
+        )
+
+
+if __name__ == "__main__":
+    main()
