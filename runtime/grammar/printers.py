@@ -13,6 +13,7 @@ _MAX_UNROLL = 8
 _MAX_REPEATED_TEXT = 24
 _MAX_LEAF_COST = 128
 _WIDE_COST = 48
+_NARROW = 16  # characters: digits, hex digits
 _MAX_FORCED_COST = 4096
 MAX_NARROW_COST = 1_000_000
 
@@ -140,7 +141,8 @@ class _Ebnf:
 
     def _repeat(self, item: Regex, low: int, high: int | None, rest: str) -> str:
         if isinstance(item, Class):
-            self._spend(max(low, high or 0))
+            width = sum(b - a + 1 for a, b in item.ranges)
+            self._spend(max(low, high or 0) // (1 if width > _NARROW else 8))
             return f"{_ebnf_class(item)}{_ebnf_count(low, high)} {rest}"
         if max(low, high or 0) > _MAX_UNROLL:
             raise CannotPrint("", "counted groups")
