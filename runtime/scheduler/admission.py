@@ -10,6 +10,7 @@ from runtime.scheduler.batch import Copies
 from runtime.scheduler.state import Growth, State
 
 MAX_LONG = 4  # prompts of several chunks that are prefilled at the same time
+EXPLAIN_SHARE = 8  # a miss is explained when it is at least one part in so many of the prompt
 EXPLAIN_AHEAD = 4096  # tokens looked at beyond the cached ones to say why they are not
 REFRESH = 4  # cached-prefix lookups of waiting requests in one step
 
@@ -122,8 +123,9 @@ class Admission:
 
 
 def why_missed(state: State, request: Request, lease: Lease) -> str | None:
-    """In words, why the prompt was not cached further; None where it was, or where there is no cache."""
-    if not state.cache.enabled:
+    """In words, why the prompt was not cached further; None where only a small rest was not (asking takes time)."""
+    missed = request.known - lease.total
+    if not state.cache.enabled or missed * EXPLAIN_SHARE < request.known:
         return None
     ahead = min(request.known, lease.total + EXPLAIN_AHEAD + 1)
     why = state.cache.explain(state.namespace(request), request.tokens[:ahead])

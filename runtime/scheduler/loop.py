@@ -14,7 +14,8 @@ from runtime.config import EngineConfig
 from runtime.errors import RametError, RequestFailed
 from runtime.grammar.protocol import GrammarService
 from runtime.messages import Finish, ToScheduler
-from runtime.request import Phase, Sink
+from runtime.request import Sink
+from runtime.scheduler.grammar import sampling_ready
 from runtime.scheduler.ingest import Ingest
 from runtime.scheduler.pipeline import Pipeline
 from runtime.scheduler.planner import Planner
@@ -169,7 +170,7 @@ class Scheduler:
 
     def _watch(self, worked: bool) -> None:
         state = self.state
-        waiting_for_grammar = any(r.grammar is not None and r.grammar.cursor is None for r in state.prefill)
+        waiting_for_grammar = not all(map(sampling_ready, state.prefill))
         if not self.busy or state.paused or waiting_for_grammar:
             self.watchdog.progress(state.now)
         elif not worked:
@@ -182,11 +183,8 @@ class Scheduler:
         gives way; one that is alone has filled the pool and ends by length.
         """
         state = self.state
-        if all(
-            r.phase is Phase.PREFILL and r.grammar is not None and r.grammar.cursor is None
-            for r in state.rows.running()
-        ):
-            return False
+        if not any(map(sampling_ready, state.rows.running())):
+            return False  # everybody waits for a grammar
         self._idle_turns += 1
         if self._idle_turns < 2:
             return True
