@@ -1,6 +1,6 @@
 """Micro-benchmarks of the radix cache: probe, acquire, publish, split and evict at scale.
 
-    python bench/radix.py [--nodes 100000] [--leaves 1000,10000,41000,100000] [--json FILE]
+    python bench/radix.py [--nodes 100000] [--leaves 1000,10000,41000] [--json FILE]
 
 Times are CPU times of single calls, in microseconds: median, 99th percentile, worst. (Not wall time: what else
 the machine does is not the cache's.) Where SGLang's RadixCache can be imported, the same prompts are matched,
@@ -10,7 +10,6 @@ inserted and evicted there too.
 from __future__ import annotations
 
 import argparse
-import importlib
 import json
 import platform
 import sys
@@ -23,6 +22,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import numpy as np
 
+from bench.sglang_radix import Theirs
 from radix import Namespace, PrefixCache
 
 PAGE = 16
@@ -96,7 +96,7 @@ def bench_match(n_nodes: int) -> dict[str, dict[str, float]]:
     out = {
         f"probe, {LONG} tokens, all cached": timed(lambda: cache.probe(NS, long), 2000),
         f"probe, {LONG} tokens, diverges at 20000": timed(lambda: cache.probe(NS, other), 2000),
-        "probe, 1040 tokens, 41k siblings' neighbours": timed(lambda: cache.probe(NS, t.systems[3]), 2000),
+        "probe, 1024 tokens, thousands of siblings": timed(lambda: cache.probe(NS, t.systems[3]), 2000),
         f"acquire, {LONG} tokens, all cached": timed(acquire, 2000, finish),
         f"finish, {LONG} tokens": timed(finish, 2000, acquire),
     }
@@ -131,33 +131,43 @@ def bench_evict(n_leaves: int) -> dict[str, dict[str, float]]:
     rng = np.random.default_rng(1)
     head = rng.integers(0, VOCAB, 64, dtype=np.int32)
     size = 3 * PAGE
-    cache = PrefixCache(3 * n_leaves + 256, PAGE)
-    prompts = rng.integers(0, VOCAB, (n_leaves + 64 * 301, size), dtype=np.int32)
+    cache = PrefixCache(3 * n_leaves + 1024, PAGE)
+    prompts = rng.integers(0, VOCAB, (n_leaves + 301, size), dtype=np.int32)
     prompts[:, : len(head) // 4] = head[: len(head) // 4]
     rows = iter(prompts)
     for _ in range(n_leaves):
         put(cache, next(rows))
 
     def turn() -> None:
-        """What a saturated server does: evict 64 pages, insert 64 pages' worth of new leaves."""
-        cache.evict(64)
-        for _ in range(64 // 2):
-            put(cache, next(rows))
+        """What a saturated server does: 64 old tokens make room for 64 new ones."""
+        cache.evict(64 // PAGE)
+        put(cache, np.concatenate((next(rows), head[:PAGE])))
 
     return {
         f"evict 1 page, {n_leaves} leaves": timed(lambda: cache.evict(1), 1000),
-        f"evict 64 pages, {n_leaves} leaves": timed(lambda: cache.evict(64), 200),
-        f"evict 64 + insert 32 x 2 pages, {n_leaves} leaves": timed(turn, 300),
+        f"evict 64 pages, {n_leaves} leaves": timed(lambda: cache.evict(64), min(200, n_leaves // 50)),
+        f"evict 64 tokens + serve 64 tokens, {n_leaves} leaves": timed(turn, 300),
     }
 
 
-def bench_sglang(n_nodes: int) -> dict[str, dict[str, float]] | str:
+def bench_sglang(n_leaves: int) -> dict[str, dict[str, float]] | str:
     """The same prompts in SGLang's RadixCache, or one line that says why not."""
     try:
-        radix_cache = importlib.import_module("sglang.srt.mem_cache.radix_cache")
+        theirs = Theirs(PAGE)
     except Exception as why:  # whatever its own imports raise
-        return f"SGLang's RadixCache is not importable here ({type(why).__name__}: {why})"
-    return compare(radix_cache, Turns(n_nodes))
+        return f"SGLang's RadixCache cannot be loaded here: {type(why).__name__}: {why}"
+    rng = np.random.default_rng(0)
+    system, long = (rng.integers(0, VOCAB, n, dtype=np.int32) for n in (1024, LONG))
+    long[:1024] = system
+    for cut in range(2048, LONG + 1, 2048):
+        theirs.put(long[:cut])
+        theirs.put(np.concatenate((long[: cut - 512], rng.integers(0, VOCAB, PAGE, dtype=np.int32))))
+    out = {f"match_prefix, {LONG} tokens, all cached": timed(theirs.match(long), 500)}
+    for _ in range(n_leaves):
+        theirs.put(np.concatenate((system[:PAGE], rng.integers(0, VOCAB, 2 * PAGE, dtype=np.int32))))
+    out[f"evict 1 page, {n_leaves} leaves"] = timed(theirs.evict(PAGE), 20)
+    out[f"evict 64 pages, {n_leaves} leaves"] = timed(theirs.evict(64 * PAGE), 20)
+    return out
 
 
 def show(title: str, rows: dict[str, dict[str, float]]) -> None:
@@ -169,7 +179,7 @@ def show(title: str, rows: dict[str, dict[str, float]]) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--nodes", type=int, default=100_000)
-    parser.add_argument("--leaves", default="1000,10000,41000,100000")
+    parser.add_argument("--leaves", default="1000,10000,41000")
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     print(f"page size {PAGE}, python {platform.python_version()}, numpy {np.__version__}, {platform.machine()}")
@@ -178,7 +188,7 @@ def main() -> None:
     for n in map(int, args.leaves.split(",")):
         results[f"evict {n}"] = bench_evict(n)
         show(f"{n} leaves", results[f"evict {n}"])
-    sglang = results["sglang"] = bench_sglang(args.nodes)
+    sglang = results["sglang"] = bench_sglang(max(map(int, args.leaves.split(","))))
     show("SGLang", sglang) if isinstance(sglang, dict) else print(f"\n{sglang}")
     if args.json:
         args.json.write_text(json.dumps(results, indent=1))

@@ -154,6 +154,20 @@ def test_a_longer_tail_replaces_a_shorter_one() -> None:
     assert c.cache.tree.n_pages == 2  # [1 2 3 4] and [5]
 
 
+def test_two_requests_that_end_with_the_same_tail_leave_it_once() -> None:
+    c = client()
+    c.serve(ids(1))
+    appender, copier = c.start(ids(1, 2, 3)), c.start(ids(1, 2, 3))
+    for run in (appender, copier):
+        c.prefill(run)
+    c.end(copier)
+    c.end(appender)
+    c.audit()
+    c.plan()
+    assert c.check_match(ids(1, 2, 3, 4)) == 3
+    assert (c.cache.tree.n_pages, c.cache.n_free) == (1, 31)
+
+
 def test_a_shorter_tail_that_someone_holds_stays() -> None:
     c = client()
     c.serve(ids(1, 2))
@@ -413,32 +427,3 @@ def test_a_disabled_cache_only_hands_out_pages() -> None:
     assert c.serve(seq(10)) == 0
     assert c.serve(seq(10)) == 0
     assert c.cache.n_free == 16
-
-
-# -- reported faults -----------------------------------------------------------------------------------------------
-
-
-def test_key_shorter_than_the_cached_page_makes_no_empty_node() -> None:
-    c = client(8, 64)
-    c.serve(seq(64))
-    run = c.start(seq(63), limit=63)
-    assert run.lease.n_tokens == 0
-    assert run.computed == 63
-    c.audit()
-    c.end(run)
-    c.plan()
-    c.cache.evict(8)
-    c.audit()
-    assert c.cache.n_free == 8
-
-
-def test_split_under_a_lock_keeps_the_evictable_count() -> None:
-    c = client(8, 1)
-    c.serve(seq(8))
-    run = c.start(seq(5), limit=4)
-    assert (c.cache.n_evictable, c.cache.tree.n_pinned) == (4, 4)
-    c.end(run)
-    assert c.cache.n_evictable == 8
-    assert c.cache.evict(4) == 4
-    c.audit()
-    assert c.check_match(seq(9)) == 4
