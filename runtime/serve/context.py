@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,9 +19,11 @@ from runtime.serve.metrics import Metrics
 from runtime.serve.store import ResponseStore
 from runtime.step import ModelSpec
 from runtime.text.chat import ChatRenderer
-from runtime.text.parsers.choose import ToolFamily, choose_reasoning, choose_tools
+from runtime.text.parsers.choose import ToolFamily, choose_reasoning, choose_tools, mismatch
 from runtime.text.parsers.reasoning import ThinkTags
 from runtime.text.tokenizer import Tokenizer
+
+log = logging.getLogger("ramet.serve")
 
 
 class Pool(Protocol):
@@ -109,6 +112,8 @@ def make_serving(generator: Generator, engine: EngineConfig, server: ServerConfi
     source = _template_file(server.chat_template)
     renderer = ChatRenderer(tokenizer, source)
     template = renderer.source
+    if (warning := mismatch(server.tool_call_parser, template, renderer.knows_tools)) is not None:
+        log.warning(warning)
     return Serving(
         generator=generator,
         tokenizer=tokenizer,
