@@ -7,7 +7,7 @@ import numpy.typing as npt
 
 from radix import Tail
 from runtime.request import Phase, Request
-from runtime.scheduler.admission import MAX_LONG, Admission, refresh_hits
+from runtime.scheduler.admission import MAX_LONG, Admission, probe_hit, refresh_hits
 from runtime.scheduler.batch import NO_I32, Copies, Piece
 from runtime.scheduler.budget import water_fill
 from runtime.scheduler.grammar import resolve_grammar, sampling_ready
@@ -15,6 +15,7 @@ from runtime.scheduler.sampling import static_terms
 from runtime.scheduler.state import State
 
 MAX_ROWS = 32
+MAX_PROBES = 6  # candidates whose cached prefix is looked up in one step, beside those looked up in rotation
 
 
 class PrefillPlanner:
@@ -62,12 +63,16 @@ class PrefillPlanner:
         n_long = sum(self._pending(r) > chunk for r in going)
         room = min(state.rows.n_free, max(1, max_rows - len(going)))
         chosen: list[Request] = []
+        n_probes = 0
         for request in state.queue.candidates(state.work):
             if len(chosen) >= room:
                 break
             resolve_grammar(state, request)
             if request not in state.queue:
                 continue
+            if request.probed_at != state.step and n_probes < MAX_PROBES:
+                probe_hit(state, request)
+                n_probes += 1
             is_long = request.known - request.hit > chunk
             if is_long and n_long >= MAX_LONG:
                 continue

@@ -123,6 +123,27 @@ def test_streams_run_on_while_long_prompts_are_ingested(overlap: bool) -> None:
     assert all(plan.n_tokens <= 256 for plan in mixed)
 
 
+@pytest.mark.parametrize("policy", ["fcfs", "lpm", "priority"])
+def test_forks_that_waited_for_a_long_prefix_start_as_soon_as_it_is_there(policy: str) -> None:
+    """Only four long prompts are ingested at once; what is cached by now does not count as long."""
+    world = World(
+        schedule_policy=policy,
+        n_pages=1024,
+        page_size=16,
+        context_length=4096,
+        max_running=32,
+        max_step_tokens=256,
+        chunk_tokens=128,
+    )
+    shared = ids(2000)
+    for i in range(16):
+        world.ask(f"f{i}", [*shared, 3 + i], max_tokens=30)
+    while len(world.state.decode) < 16:
+        world.turn()
+        assert world.n_turns < 14
+    assert world.scheduler.stats()["prefilled"] == 2000 + 16
+
+
 def test_several_long_prompts_progress_together_from_a_rotating_start() -> None:
     world = World(n_pages=1024, page_size=16, context_length=4096, max_step_tokens=64, chunk_tokens=64, audit=False)
     for i in range(3):
