@@ -55,7 +55,7 @@ def null_parts(config: EngineConfig) -> Parts:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--streams", type=int, default=256, metavar="N", help="streams at once (default 256)")
-    parser.add_argument("--tokens", type=int, default=64, metavar="N", help="tokens of each stream (default 64)")
+    parser.add_argument("--tokens", type=int, default=128, metavar="N", help="tokens of each stream (default 128)")
     parser.add_argument("--requests", type=int, default=1000, metavar="N", help="short requests (default 1000)")
     parser.add_argument("--idle", type=int, default=1000, metavar="N", help="idle connections held (default 1000)")
     parser.add_argument(
@@ -157,6 +157,7 @@ class Streaming:
     http_cpu_s: float
     scheduler_cpu_s: float
     first_s: Sequence[float]
+    n_events: int
 
     @property
     def us_per_token(self) -> float:
@@ -176,6 +177,7 @@ class Streaming:
         return [
             ("streams at once", f"{self.n_streams}", ""),
             ("streamed tokens/s, wall clock", f"{rate:,.0f}", ""),
+            ("events of a token (fewer: deltas merged)", f"{self.n_events / self.n_tokens:.2f}", ""),
             ("streamed tokens/s per core", f"{self.tokens_per_core:,.0f}", f">= {TARGET_RATE:,.0f}"),
             ("HTTP process CPU per token", f"{self.us_per_token:.1f} us", f"<= {TARGET_US:.0f} us"),
             ("scheduler process CPU per token", f"{self.scheduler_cpu_s / self.n_tokens * 1e6:.1f} us", ""),
@@ -189,7 +191,9 @@ def measure_streams(server: Server, n_streams: int, n_tokens: int) -> Streaming:
     before = server.cpu_s()
     timings, seconds = asyncio.run(drive(HOST, server.port, bodies, n_streams))
     http, scheduler = (after - start for after, start in zip(server.cpu_s(), before, strict=True))
-    return Streaming(n_streams, n_streams * n_tokens, seconds, http, scheduler, [one.first_s for one in timings])
+    n_events = sum(one.n_events for one in timings) - 2 * n_streams  # role and finish are no tokens
+    firsts = [one.first_s for one in timings]
+    return Streaming(n_streams, n_streams * n_tokens, seconds, http, scheduler, firsts, n_events)
 
 
 def measure_requests(server: Server, n_requests: int) -> list[Row]:
