@@ -15,7 +15,7 @@ from runtime.serve.context import Serving
 from runtime.serve.trace import Trace
 from runtime.serve.turn import PlannedTurn
 from runtime.text.messages import parse_arguments
-from runtime.text.parsers.base import Answer, CallStart, Event, Parser
+from runtime.text.parsers.base import Answer, Event, Parser
 
 
 @dataclass(slots=True)
@@ -104,8 +104,8 @@ class Answers:
             state.finish = delta.finish
             state.usage = delta.usage or Usage(prompt_tokens=self.n_prompt)
         state.parsed.add(events)
-        short = self._serving.tool_family.short_ids
-        state.call_ids += [new_call_id(short=short) for event in events if isinstance(event, CallStart)]
+        while len(state.call_ids) < len(state.parsed.calls):
+            state.call_ids.append(new_call_id(short=self._serving.tool_family.short_ids))
         if delta.finish is not None:
             self._remember(state)
             self._trace.finished(delta.finish, state.usage)

@@ -8,7 +8,7 @@ import logging
 import pytest
 
 from runtime.config import ServerConfig
-from tests.serve.scripted import Served, serve
+from tests.serve.scripted import CHATML, Served, serve
 
 USER = [{"role": "user", "content": "hi"}]
 
@@ -134,6 +134,30 @@ async def test_bodies_above_the_limit_are_cut_off():
         assert (await http.post("/v1/chat/completions", content=big)).status_code == 413
         assert (await http.post("/v1/chat/completions", content=in_pieces())).status_code == 413
     assert await alive(served)
+
+
+STRICT = (
+    "{% for m in messages %}{% if (m.role == 'user') != (loop.index0 % 2 == 0) %}"
+    "{{ raise_exception('Conversation roles must alternate') }}{% endif %}{{ m.content }}{% endfor %}"
+)
+
+
+async def test_the_templates_own_refusal_is_the_message():
+    served = serve(template=STRICT)
+    refused = await chat(served, messages=[{"role": "system", "content": "s"}, *USER])
+    assert refused.status_code == 400
+    assert refused.json()["error"]["message"] == "Conversation roles must alternate"
+    assert (await chat(served, messages=[*USER, *USER])).status_code == 200  # turns of one role are joined
+
+
+async def test_a_template_that_cannot_be_run_is_a_400():
+    assert (await chat(serve(template="{{ messages[0].content.nothing.at_all }}"))).status_code == 400
+
+
+async def test_a_parser_that_does_not_fit_the_template_is_warned_of(caplog):
+    template = CHATML.replace("{{ m.content }}", "{{ m.content }}{% if tools %}<|python_tag|>{% endif %}")
+    serve(template=template, server=ServerConfig(tool_call_parser="pythonic"))
+    assert "llama3_json" in caplog.text
 
 
 class TestKeys:

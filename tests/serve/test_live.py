@@ -112,7 +112,8 @@ def test_a_grammar_that_cannot_be_built_is_a_400_that_names_it(http):
             body = {"messages": fresh("x"), "response_format": shape, "stream": stream}
             response = http.post("/v1/chat/completions", json=body)
             assert response.status_code == 400, response.text
-            assert response.json()["error"]["type"] == "invalid_request_error"
+            error = response.json()["error"]
+            assert (error["type"], error["param"]) == ("invalid_request_error", "response_format")
     assert chat(http, fresh("hi"), max_tokens=2)
 
 
