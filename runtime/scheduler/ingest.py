@@ -37,8 +37,10 @@ class Ingest:
                 self._submit(item, sink)
         elif isinstance(message, Abort):
             self._abort(message, sink)
-        else:
+        elif isinstance(message, Call):
             self._call(message, sink)
+        else:
+            log.error("A message of unknown type %s was dropped.", type(message).__name__)
 
     # -- submissions -----------------------------------------------------------------------------------------
 

@@ -123,6 +123,13 @@ def test_a_frontend_that_cannot_listen_does_not_stop_the_others() -> None:
     assert world.scheduler.stats()["outputs_lost"] == 4
 
 
+def test_a_message_nobody_knows_is_dropped() -> None:
+    world = World()
+    world.scheduler.receive(object(), world.sink)  # type: ignore[arg-type]
+    world.ask("a", [5, 6], max_tokens=2)
+    assert len(world.run().tokens("a")) == 2
+
+
 def test_two_steps_that_fail_together_leave_nothing_of_either() -> None:
     """The launch of a step fails while the one before it is failing on the device."""
     runner = failing(1)
