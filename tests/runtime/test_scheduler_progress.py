@@ -5,12 +5,15 @@ from __future__ import annotations
 import threading
 import time
 
+import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from runtime.execute.fake import FakeRunner, fake_spec
 from runtime.messages import GrammarSpec
 from runtime.scheduler import Scheduler
 from runtime.scheduler.policy import POLICIES
+from runtime.step import StepPlan
 from tests.runtime.fake_grammar import FakeGrammars, spec_of
 from tests.runtime.world import World, make_submit
 
@@ -115,3 +118,35 @@ def test_an_idle_loop_wakes_for_a_message_and_for_a_finished_compilation() -> No
         scheduler.stop()
         thread.join(20)
     assert not thread.is_alive()
+
+
+def linear_device(plan: StepPlan) -> float:
+    """10 ms a step, 40 µs a token, and what reading the KV takes; time is virtual."""
+    return 0.010 + 40e-6 * plan.n_tokens + 1e-7 * float(plan.kv_lens.sum())
+
+
+def test_streams_keep_their_pace_through_a_burst_of_prefill() -> None:
+    runner = FakeRunner(
+        fake_spec(64, 8192), n_pages=2048, page_size=16, max_running=16, check=False, cost=linear_device
+    )
+    world = World(runner=runner, clock=lambda: runner.device_now, max_step_tokens=1024, chunk_tokens=512, audit=False)
+    for i in range(4):
+        world.ask(f"stream{i}", [2 + i] * 40, max_tokens=400)
+    world.turn(60)
+    alone = max(np.diff(world.said["stream0"].arrived[20:]))
+    start = len(world.said["stream0"].arrived)
+    for i in range(2):
+        world.ask(f"burst{i}", [2 + (i + j) % 60 for j in range(4096)], max_tokens=2)
+    world.turn(2)
+    world.ask("short", [9] * 30, max_tokens=1)
+    came = world.clock()
+    while not {"burst0", "burst1", "short"} <= set(world.said):
+        world.turn()
+    gaps = sorted(np.diff(world.said["stream0"].arrived[start:]))
+    assert gaps[int(len(gaps) * 0.99)] <= 1.5 * alone
+    assert gaps[-1] <= linear_device_full_step()
+    assert world.said["short"].arrived[0] - came <= 6 * alone
+
+
+def linear_device_full_step() -> float:
+    return 0.010 + 40e-6 * 1024 + 1e-7 * 20_000
