@@ -298,10 +298,14 @@ class PrefixCache:
             return
         leaf.appender, lease.leaf = None, None
         self.tree.unpin(leaf, lease.node)
-        if leaf.evictable and self.tree.redundant(leaf):
-            self.store.drop_redundant(leaf, quarantine=True)  # this request's rows may still write there
+        self._let_go(leaf, quarantine=True)  # this request's rows may still write there
+
+    def _let_go(self, node: Node, *, quarantine: bool = False) -> None:
+        """A hold on the node ended: it may be evicted now, and is dropped if a sibling has all its tokens."""
+        if node.evictable and self.tree.redundant(node):
+            self.store.drop_redundant(node, quarantine=quarantine)
         else:
-            self.heap.offer(leaf)
+            self.heap.offer(node)
 
     def _release(self, lease: Lease) -> None:
         lease.released = True
@@ -312,7 +316,7 @@ class PrefixCache:
     def _drop_sources(self) -> None:
         for node in self.sources:
             self.tree.unpin(node, None)
-            self.heap.offer(node)
+            self._let_go(node)
         self.sources.clear()
 
     # -- failure, flush, report --------------------------------------------------------------------------------
