@@ -49,11 +49,14 @@ class Toolchain:
     version: str
 
 
-def load_extension(*, sanitize: bool = False) -> ModuleType:
-    """The extension module, built if the cache lacks it. Raises BuildError."""
+def load_extension() -> ModuleType:
+    """The extension module, built if the cache lacks it. Raises BuildError.
+
+    RAMET_KERNEL_SANITIZE=1 builds it with AddressSanitizer (see docs/performance.md for the whole command).
+    """
     tools = find_toolchain()
     root = cache_root()
-    extra = SANITIZE if sanitize else ()
+    extra = SANITIZE if os.environ.get("RAMET_KERNEL_SANITIZE") == "1" else ()
     library = root / f"{MODULE}-{_digest(tools, sorted(SOURCES.glob('*.[hc]*')), extra)}.so"
     if not library.is_file():
         root.mkdir(parents=True, exist_ok=True)
