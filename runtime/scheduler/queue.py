@@ -105,15 +105,17 @@ class WaitingQueue:
     def candidates(self, work: int) -> Iterator[Request]:
         """Requests to try, best first, at most SCAN. After each yield the caller may remove the one it got.
 
-        A request that has been overtaken too often is a wall: it comes first, and alone.
+        A request that has been overtaken too often is a wall: nothing behind it is offered. It comes first, as does
+        one that is overdue, except where priorities are strict.
         """
-        if self._wall is not None:
+        strict = self.policy.preempts
+        if self._wall is not None and not strict:
             yield self._requests[self._wall]
             if self._wall is not None:
                 return
         seen: set[int] = set()
         oldest = self.oldest()
-        if oldest is not None and work - oldest.work_at_arrival > OVERDUE:
+        if oldest is not None and not strict and work - oldest.work_at_arrival > OVERDUE:
             seen.add(oldest.num)
             yield oldest
         if self.policy.arrange is not None:
@@ -125,6 +127,8 @@ class WaitingQueue:
                 return
             seen.add(request.num)
             yield request
+            if request.num == self._wall:
+                return
 
     def skip(self, request: Request, n_admitted: int) -> None:
         """It did not fit. After WALL_AFTER admissions of others it becomes the wall."""

@@ -208,6 +208,16 @@ def test_one_overtaken_too_often_becomes_a_wall() -> None:
     assert [r.num for r in queue.candidates(0)] == [1]
 
 
+def test_strict_priorities_are_held_up_by_no_wall_and_no_age() -> None:
+    queue, views = make_queue("priority")
+    low = put(queue, views, Waiting(0, priority=0, work_at_arrival=0))
+    for num, priority in ((1, 5), (2, 0), (3, 7)):
+        put(queue, views, Waiting(num, priority=priority, work_at_arrival=OVERDUE * 2))
+    queue.skip(low, 0)
+    queue.skip(low, WALL_AFTER)
+    assert [r.num for r in queue.candidates(OVERDUE * 3)] == [3, 1, 0]  # equals do not pass the wall
+
+
 @pytest.mark.parametrize("policy", ["dfs-weight", "program", "lpm"])
 def test_an_overdue_request_goes_first_under_any_policy(policy: str) -> None:
     queue, views = make_queue(policy)
