@@ -60,9 +60,10 @@ class State:
         self.clock, self.now = clock, clock()
         self.token_bytes, self.special_ids = token_bytes, special_ids
         self.grammar = grammar
-        self.eos = frozenset(spec.eos_ids if eos_ids is None else eos_ids)
+        ends = spec.eos_ids if eos_ids is None else eos_ids
+        self.eos = frozenset(t for t in ends if 0 <= t < spec.vocab_size)
         self.is_eos: npt.NDArray[np.bool_] = np.zeros(spec.vocab_size, np.bool_)
-        self.is_eos[[t for t in self.eos if 0 <= t < spec.vocab_size]] = True
+        self.is_eos[list(self.eos)] = True
         self.limits = Limits.of(spec, config, runner.n_pages * runner.page_size)
         n_rows = min(config.max_running, runner.max_running)
         self.cache = PrefixCache(
