@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+
 from runtime.errors import RequestFailed
 from runtime.messages import Finish, Output, TokenLogprob, unpack_ids
 from runtime.request import Phase, Request
@@ -11,6 +13,8 @@ from runtime.scheduler.release import end, fail
 from runtime.scheduler.sampling import PenaltyState
 from runtime.scheduler.state import State
 from runtime.scheduler.stops import StopMatcher
+
+log = logging.getLogger("ramet.scheduler")
 
 
 def prepare_segment(state: State, request: Request) -> None:
@@ -38,7 +42,9 @@ class Speaker:
                 jumped = self._jump(request, planned)
                 verdict = self._verdict_of_jump(request, jumped)
                 said += jumped
-        except RequestFailed as err:
+        except Exception as err:  # a fault of one request's grammar is not the others'
+            if not isinstance(err, RequestFailed):
+                log.exception("Request %r failed at a token.", request.rid)
             fail(self.state, request, err)
             return
         output = Output(

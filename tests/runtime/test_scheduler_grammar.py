@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from runtime.messages import GrammarSpec
-from tests.runtime.fake_grammar import END, FakeGrammars, spec_of
+from tests.runtime.fake_grammar import END, FakeCursor, FakeGrammars, spec_of
 from tests.runtime.world import World, make_segment, make_submit
 
 BOTH = pytest.mark.parametrize("overlap", [False, True], ids=["depth0", "depth1"])
@@ -142,6 +142,20 @@ def test_a_grammar_that_gives_up_ends_its_request_only(overlap: bool) -> None:
     assert finish is not None
     assert (finish.reason, finish.status) == ("error", 500)
     assert len(world.tokens("dead")) == 2
+    assert len(world.tokens("good")) == 9
+
+
+@BOTH
+def test_a_backend_that_breaks_ends_its_request_only(overlap: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    accept = FakeCursor.accept
+    monkeypatch.setattr(FakeCursor, "accept", lambda self, t: 1 / 0 if self._at == 2 else accept(self, t))
+    world = world_of(overlap, jump_forward=False)
+    world.ask("broken", [2, 3], grammar=spec_of([[5, 6]] * 5), max_tokens=9)
+    world.ask("good", [2, 4], max_tokens=9)
+    world.run()
+    finish = world.said["broken"].finish
+    assert finish is not None
+    assert (finish.reason, finish.status) == ("error", 500)
     assert len(world.tokens("good")) == 9
 
 
