@@ -19,15 +19,16 @@ TORCH_INDEX ?=
 PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
 	"$$p" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && { echo "$$p"; break; }; done)
 
-# What is installed depends on these files alone; a change of their content installs anew.
-INSTALLED := $(VENV)/.installed-$(shell cat pyproject.toml constraints.txt $(wildcard setup.py) | cksum | cut -d' ' -f1)
+# What is installed, and compiled, depends on these files alone; a change of their content does it anew.
+INSTALLED := $(VENV)/.installed-$(shell cat pyproject.toml constraints.txt | cksum | cut -d' ' -f1)
+COMPILED := $(VENV)/.compiled-$(shell cat constraints.txt kernels/build.py $(wildcard kernels/csrc/*) | cksum | cut -d' ' -f1)
 
 .PHONY: help install model demo test lint types unit soak clients bench serve clean
 
 help:
 	@sed -n '1,4s/^# \{0,1\}//p' Makefile
 
-install: $(INSTALLED)
+install: $(COMPILED)
 
 $(INSTALLED):
 	@[ -n "$(PYTHON)" ] || { echo "Ramet needs Python 3.11 or newer; none was found. Name one: make PYTHON=/path/to/python3" >&2; exit 1; }
@@ -40,11 +41,14 @@ $(INSTALLED):
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) \
 		"$$(grep -E '^torch==' constraints.txt)"
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
-	@# The native kernels are compiled once (two minutes, into the user's cache); without a compiler Ramet runs without them.
-	@$(BIN)/python -m kernels.build
 	@rm -f $(VENV)/.installed-* && touch $@
 
-model: $(INSTALLED)
+# The native kernels, into the user's cache; without a compiler Ramet runs without them, more slowly.
+$(COMPILED): $(INSTALLED)
+	@$(BIN)/python -m kernels.build
+	@rm -f $(VENV)/.compiled-* && touch $@
+
+model: $(COMPILED)
 	@$(BIN)/ramet pull --quiet $(MODEL)
 
 demo: model
