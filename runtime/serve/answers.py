@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import time
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, field
@@ -83,9 +82,15 @@ class Answers:
         )
 
     async def __aiter__(self) -> AsyncGenerator[News]:
-        async with contextlib.aclosing(self._stream):
+        planned, live = self._planned, self._serving.live
+        names = [planned.name] if planned.name else []
+        claim = live.claim(self._caller.digest, names, [planned.submit.rid] * len(names))
+        try:
             async for delta in self._stream:
                 yield self._digest(delta)
+        finally:
+            self._stream.close()
+            claim.release()
 
     async def run(self) -> None:
         """Read all to the end."""

@@ -117,7 +117,7 @@ def to_turn(body: ChatRequest, caller: Caller) -> Turn:
         add_generation_prompt=body.add_generation_prompt is not False,
         salt=body.cache_salt or body.extra_key,
         priority=body.priority or 0,
-        rid="",
+        rid=body.rid,
     )
 
 

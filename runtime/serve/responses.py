@@ -57,7 +57,7 @@ def routes(serving: Serving) -> list[BaseRoute]:
 
         def keep() -> None:
             if body.store is not False and answers.states[0].finish is not None:
-                history = [m for m in messages if m["role"] != "system"] if body.instructions else messages
+                history = messages[1:] if body.instructions else messages
                 serving.store.put(Stored(writer.whole(), [*history, writer.message()], trace.caller.digest))
 
         if not body.stream:

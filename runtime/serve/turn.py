@@ -17,7 +17,7 @@ from runtime.serve.call_ids import canonical_calls
 from runtime.serve.context import Caller, Serving
 from runtime.serve.tools import NO_TOOLS, Tool, ToolChoice, call_or_answer_grammar, required_grammar
 from runtime.text.messages import Message, normalise_messages
-from runtime.text.parsers.base import Parser, PlainParser
+from runtime.text.parsers.base import FirstCallOnly, Parser, PlainParser
 from runtime.text.parsers.forced import ForcedArguments, ForcedCalls
 from runtime.text.parsers.reasoning import ReasoningParser, Start, start_of
 
@@ -37,17 +37,18 @@ class Turn:
     add_generation_prompt: bool = True
     salt: str | None = None
     priority: int = 0
-    rid: str = ""
+    rid: str | None = None  # the client's own id, to cancel by
 
 
 @dataclass(frozen=True, slots=True)
 class PlannedTurn:
-    """Ready to submit. `new_parser` makes the reader of one answer."""
+    """Ready to submit. `new_parser` makes the reader of one answer; `name` is the client's id for it."""
 
     submit: Submit
     prompt: str
     prompt_ids: tuple[int, ...]
     new_parser: Callable[[], Parser]
+    name: str | None
     native_calls: bool  # calls come in the model's own notation, so their text can be put back later
 
 
@@ -70,7 +71,7 @@ def plan_turn(serving: Serving, turn: Turn) -> PlannedTurn:
             grammar = replace(grammar, after=serving.think.close)
     return PlannedTurn(
         submit=Submit(
-            rid=turn.rid,
+            rid=serving.generator.new_rid(),
             tokens=pack_ids(ids),
             params=params,
             grammar=grammar,
@@ -82,6 +83,7 @@ def plan_turn(serving: Serving, turn: Turn) -> PlannedTurn:
         prompt=text,
         prompt_ids=tuple(ids),
         new_parser=_parser_factory(serving, turn, start),
+        name=turn.rid,
         native_calls=turn.choice.mode == "auto",
     )
 
@@ -125,7 +127,8 @@ def _parser_factory(serving: Serving, turn: Turn, start: Start) -> Callable[[], 
             case "required":
                 return ForcedCalls()
             case "auto":
-                return serving.tool_family.new(names)
+                parser = serving.tool_family.new(names)
+                return parser if turn.parallel else FirstCallOnly(parser)
         return PlainParser()
 
     if tags is None or start is Start.ANSWERING:

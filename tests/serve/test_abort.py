@@ -90,14 +90,15 @@ def test_a_busy_event_loop_aborts_nobody():
     assert served.client.aborts == []
 
 
-async def test_a_request_is_cancelled_by_the_clients_id():
+@pytest.mark.parametrize("path", ["/generate", "/v1/chat/completions"])
+async def test_a_request_is_cancelled_by_the_clients_id(path):
     served = endless()
     async with served.http() as http:
-        body = {**PATHS["/generate"], "rid": "mine"}
-        running_one = asyncio.create_task(http.post("/generate", json=body))
+        body = {**PATHS[path], "rid": "mine"}
+        running_one = asyncio.create_task(http.post(path, json=body))
         while not served.client.submits:
             await asyncio.sleep(0.01)
-        assert (await http.post("/generate", json=body)).status_code == 400  # the id is in use
+        assert (await http.post(path, json=body)).status_code == 400  # the id is in use
         for wrong in ("other", "min", "mine2"):
             assert (await http.post("/abort_request", json={"rid": wrong})).json() == {"aborted": 0}
         assert (await http.post("/abort_request", json={"rid": "mine"})).json() == {"aborted": 1}

@@ -109,6 +109,10 @@ async def test_one_call_at_most_where_parallel_calls_are_switched_off():
     whole = await choice(served, tools=[WEATHER], parallel_tool_calls=False)
     assert len(whole["message"]["tool_calls"]) == 1
     assert whole["finish_reason"] == "tool_calls"
+    two = "[get_weather(city='Rome'), get_weather(city='Oslo')]"
+    served = serve([two], server=ServerConfig(tool_call_parser="pythonic"))
+    assert len((await choice(served, tools=[WEATHER], parallel_tool_calls=False))["message"]["tool_calls"]) == 1
+    assert len((await choice(served, tools=[WEATHER]))["message"]["tool_calls"]) == 2
 
 
 async def test_a_named_call_is_its_arguments_under_the_declared_schema():

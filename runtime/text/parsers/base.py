@@ -69,6 +69,27 @@ class PlainParser:
         return []
 
 
+class FirstCallOnly:
+    """Around a parser: whatever comes after the first complete call is dropped."""
+
+    def __init__(self, inner: Parser) -> None:
+        self._inner = inner
+        self._done = False
+
+    def push(self, text: str) -> list[Event]:
+        return [] if self._done else self._cut(self._inner.push(text))
+
+    def finish(self) -> list[Event]:
+        return [] if self._done else self._cut(self._inner.finish())
+
+    def _cut(self, events: list[Event]) -> list[Event]:
+        for i, event in enumerate(events):
+            if isinstance(event, CallEnd):
+                self._done = True
+                return events[: i + 1]
+        return events
+
+
 @dataclass(slots=True)
 class Call:
     """A tool call put together. `complete` is False for one that the token limit cut off."""
