@@ -151,3 +151,15 @@ def test_xgrammar_says_what_it_cannot_and_who_can(kit: Toolkit) -> None:
         kit.compile(schema_spec(schema), "xgrammar")
     message = "JSON schema at '/properties/n/multipleOf': multipleOf cannot be enforced by xgrammar; llguidance can."
     assert str(caught.value) == message
+
+
+@BACKENDS
+def test_bytes_that_are_no_utf8_are_never_text(kit: Toolkit, backend: BackendName) -> None:
+    """A model with byte tokens could spell a surrogate (ED B5 80), which no JSON reader takes."""
+    byte = {piece: token for token, piece in enumerate(kit.vocab.token_bytes) if len(piece) == 1}
+    cursor = kit.compile(schema_spec(STR), backend).cursor()
+    assert cursor.accept(byte[b'"'])
+    assert cursor.accept(byte[b"\xed"])
+    assert not cursor.accept(byte[b"\xb5"])
+    assert cursor.accept(byte[b"\x9f"])
+    assert cursor.accept(byte[b"\xbf"])

@@ -97,6 +97,14 @@ def test_hostile_grammars_end_within_bounds(service: CompileService, name: str) 
     assert service.compile_async(schema_spec({"type": "integer"})).result(60)  # alive
 
 
+def test_depth_is_counted_without_recursion() -> None:
+    limits = Limits()
+    assert limits.parse("[" * 100 + "]" * 100, "x")
+    assert limits.parse('"' + "[" * 1000 + '"', "x")
+    with pytest.raises(InvalidRequest, match="this deep"):
+        limits.parse("[" * 300 + "]" * 300, "x")
+
+
 @pytest.mark.parametrize(
     "spec",
     [
