@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import faulthandler
+import gc
 import logging
 import os
 import signal
@@ -68,6 +69,7 @@ def _run(start: Start, link: ProcessEnd, parent: int) -> int:
     link.send(Ready(spec=runner.spec, n_pages=runner.n_pages, page_size=runner.page_size))
     if parts.grammar is not None:
         parts.grammar.warm()  # its compiler takes seconds to import: now, not in the first request
+    gc.freeze()  # the collector need never look at the model again
     died = threading.Event()
     thread = threading.Thread(target=_turn, args=(parts, died), name="ramet-scheduler", daemon=True)
     thread.start()

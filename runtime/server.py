@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import logging
 import signal
 import socket
@@ -130,6 +131,7 @@ class _Server:
             client, tokenizer, self._process.spec, self._engine, pool_tokens=self._process.pool.n_tokens
         )
         app = create_app(self._generator, self._engine, self._config, pool=self._process.pool)
+        gc.freeze()  # vocabulary, templates and routes live as long as we do
         self._http = _Uvicorn(_uvicorn_config(app, self._config))
         self._watch_signals()
         try:
