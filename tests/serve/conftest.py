@@ -23,7 +23,6 @@ def live(kv_ports: tuple[int, int]) -> Iterator[str]:
     events, door = kv_ports
     with ramet_serve(
         "--threads=1",
-        "--attention-backend=reference",  # needs no compiler
         "--max-total-tokens=8192",
         "--log-format=json",
         f"--zmq-endpoint=tcp://127.0.0.1:{door}",
