@@ -1,7 +1,7 @@
 """Replay a trace against the prefix cache, without a model: what would each policy have saved?
 
-    python bench/replay_cache.py bench/data/sessions.jsonl.gz --pools 0.25M,0.5M,1M --policies lru,slru,hints
-    python bench/replay_cache.py conversation_trace.jsonl.gz --pools 1.5M,5M --policies lru,lfu,slru --svg out.svg
+    python bench/replay_cache.py bench/data/sessions.jsonl.gz --concurrency 16 --pools 1.5M,2M,2.5M
+    python bench/replay_cache.py conversation_trace.jsonl.gz --pools 1.536M,5.12M --policies lru,lfu,slru --svg out.svg
 
 The real PrefixCache runs with one page a block. Every request is served at its time in an instant and its
 prompt is left in the cache; answers are not (a trace does not tell their blocks). `recomputed` counts prompt
@@ -181,7 +181,7 @@ def main() -> None:
     parser.add_argument("--pools", default="1M,2M,4M", help="pool sizes in tokens")
     parser.add_argument("--policies", default="lru,slru,hints", help="lru, lfu, slru, priority, hints")
     parser.add_argument("--hints", default="none,close", help="none, close, tools; all but none for hints only")
-    parser.add_argument("--concurrency", type=float, default=40.0, help="sessions alive at once, on average")
+    parser.add_argument("--concurrency", type=float, default=100.0, help="sessions alive at once, on average")
     parser.add_argument("--seed", type=int, default=0, help="of the sessions' start times")
     parser.add_argument("--limit", type=int, help="read only the first lines")
     parser.add_argument("--svg", type=Path, help="plot hit rate over pool size")

@@ -46,7 +46,7 @@ class Trace:
         return sum(turn.n_tokens for turn in self.turns)
 
 
-def load(path: Path, *, concurrency: float = 40.0, seed: int = 0, limit: int | None = None) -> Trace:
+def load(path: Path, *, concurrency: float = 100.0, seed: int = 0, limit: int | None = None) -> Trace:
     """Read a .jsonl or .jsonl.gz file of either format, at most `limit` lines of it.
 
     Sessions carry no common clock: their starts are drawn uniformly (`seed`) over a span that makes

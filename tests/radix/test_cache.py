@@ -380,6 +380,7 @@ def test_a_hit_makes_hot() -> None:
     c.serve(seq(16))
     c.serve(seq(16, start=5000))
     c.serve(seq(16))
+    c.plan()
     c.cache.evict(2)
     assert c.check_match(seq(16)) == 15
     assert c.check_match(seq(16, start=5000)) == 8

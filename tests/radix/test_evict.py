@@ -185,6 +185,18 @@ def test_a_floor_is_kept_while_others_have_pages() -> None:
     c.audit()
 
 
+def test_a_namespace_that_grows_above_its_floor_is_evicted_from_again() -> None:
+    other = Namespace(adapter=1)
+    c = client("lru", floors={NS: 3})
+    c.serve(A)
+    c.serve(C, other)
+    assert c.cache.evict(1) == 1
+    assert (c.check_match(A), c.check_match(C, other)) == (7, 4)  # A is older, but below the floor
+    c.serve(B)
+    assert c.cache.evict(1) == 1
+    assert (c.check_match(A), c.check_match(C, other)) == (4, 4)
+
+
 def test_an_unknown_policy_is_named() -> None:
     with pytest.raises(ValueError, match="unknown eviction policy 'mru'; known: lru, lfu"):
         client("mru")
