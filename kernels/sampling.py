@@ -14,7 +14,7 @@ set probabilities to zero, so the same seed keeps its choice while the winner su
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -28,6 +28,7 @@ from kernels.reference import row_sum
 _GOLDEN = -7046029254386353131  # 0x9E3779B97F4A7C15 as int64
 _MIX_1 = -4658895280553007687  # 0xBF58476D1CE4E5B9
 _MIX_2 = -7723592293110705685  # 0x94D049BB133111EB
+_HEAD = 256  # best tokens among which most cuts lie
 _ROWS_AT_ONCE = 64  # rows whose vocabulary-wide temporaries are alive together
 
 
@@ -60,6 +61,9 @@ class SamplingRows:
     counter: Tensor  # int64
 
 
+Draw = Callable[[Tensor, SamplingRows], Tensor]  # logits [rows, vocab], all temperatures above 0 -> tokens [rows]
+
+
 @dataclass(frozen=True, slots=True)
 class Samples:
     """What was drawn, on the logits' device. `logprobs` are of the raw distribution; NaN where not wanted."""
@@ -78,10 +82,15 @@ def sample(
     *,
     want_logprob: Tensor | None = None,
     n_top: int = 0,
+    draw_with: Draw | None = None,
 ) -> Samples:
-    """Draw one token a row from `logits` [rows, vocab] float32. `adjusts` are (row, change) pairs."""
+    """Draw one token a row from `logits` [rows, vocab] float32. `adjusts` are (row, change) pairs.
+
+    `draw_with` is a backend's own `draw`: the same filters and the same race, faster.
+    """
+    race = draw_with or draw
     parts = [
-        _sample_part(logits, rows, adjusts, want_logprob, n_top, start, min(start + _ROWS_AT_ONCE, len(logits)))
+        _sample_part(logits, rows, adjusts, want_logprob, n_top, race, start, min(start + _ROWS_AT_ONCE, len(logits)))
         for start in range(0, max(len(logits), 1), _ROWS_AT_ONCE)
     ]
     if len(parts) == 1:
@@ -95,6 +104,7 @@ def _sample_part(
     adjusts: Sequence[tuple[int, LogitAdjust]],
     want_logprob: Tensor | None,
     n_top: int,
+    race: Draw,
     start: int,
     stop: int,
 ) -> Samples:
@@ -102,14 +112,13 @@ def _sample_part(
     raw = logits[part]
     mine = [(row - start, change) for row, change in adjusts if start <= row < stop]
     adjusted = adjust_logits(raw, mine) if mine else raw
-    peak = adjusted.amax(dim=-1)  # NaN if any logit is
+    peak, tokens = adjusted.max(dim=-1)  # NaN if any logit is; the lowest id of equals
     failed = ~torch.isfinite(peak)
-    tokens = adjusted.argmax(dim=-1)
     drawn = torch.nonzero(rows.temperature[part] > 0).flatten()
     if len(drawn):  # a failed row's draw is garbage that nobody reads
         chosen = SamplingRows(*(getattr(rows, name)[part][drawn] for name in SamplingRows.__slots__))
         at = upload(drawn, logits.device)
-        tokens[at] = draw(adjusted[at], chosen)
+        tokens[at] = race(adjusted[at], chosen)
     for row, change in mine:
         if change.forced >= 0:
             tokens[row] = change.forced
@@ -156,9 +165,10 @@ def draw(logits: Tensor, rows: SamplingRows) -> Tensor:
     scaled = (logits - logits.amax(dim=-1, keepdim=True)) / put(rows.temperature.clamp(min=1e-6))[:, None]
     weights = torch.exp(scaled)  # unnormalised, the best token has 1
     _cut(weights, rows)
-    weights.masked_fill_(weights < put(rows.min_p)[:, None], 0.0)
+    if (rows.min_p > 0).any():
+        weights.masked_fill_(weights < put(rows.min_p)[:, None], 0.0)
     noise = exponential_noise(put(rows.seed), put(rows.counter), weights.shape[1])
-    return (weights.double() / noise).argmax(dim=-1)
+    return (weights.double() / noise).max(dim=-1).indices
 
 
 def _cut(weights: Tensor, rows: SamplingRows) -> None:
@@ -168,14 +178,47 @@ def _cut(weights: Tensor, rows: SamplingRows) -> None:
     if not len(cut):
         return
     put = lambda values: upload(values, weights.device)
-    at, top_p = put(cut), put(rows.top_p[cut].double())[:, None]
-    top_k = put(torch.where(rows.top_k[cut] > 0, rows.top_k[cut], vocab))[:, None]
-    ordered, ids = weights[at].sort(dim=-1, descending=True, stable=True)  # equal weights: lower id first
-    ordered.masked_fill_(torch.arange(vocab, device=weights.device) >= top_k, 0.0)
+    at, top_p = put(cut), put(rows.top_p[cut].double())
+    top_k = put(torch.where(rows.top_k[cut] > 0, rows.top_k[cut], vocab))
+    mine = weights[at]
+    if weights.device.type == "cpu" and vocab > _HEAD:
+        found = _cut_by_head(mine, top_k, top_p)
+        rest = torch.nonzero(~found).flatten()
+        if len(rest):
+            mine[rest] = _cut_by_sorting(mine[rest], top_k[rest], top_p[rest])
+    else:
+        mine = _cut_by_sorting(mine, top_k, top_p)
+    weights[at] = mine
+
+
+def _cut_by_sorting(weights: Tensor, top_k: Tensor, top_p: Tensor) -> Tensor:
+    """The weights that stay, by a whole sort. Equal weights: the lower id comes first."""
+    ordered, ids = weights.sort(dim=-1, descending=True, stable=True)
+    ordered.masked_fill_(torch.arange(weights.shape[1], device=weights.device) >= top_k[:, None], 0.0)
     mass = ordered.double()
     # the first token always stays: nothing comes before it and top_p is above 0
-    ordered.masked_fill_(mass.cumsum(dim=-1) - mass >= top_p * row_sum(mass), 0.0)
-    weights[at] = torch.zeros_like(ordered).scatter_(1, ids, ordered)
+    ordered.masked_fill_(mass.cumsum(dim=-1) - mass >= top_p[:, None] * row_sum(mass), 0.0)
+    return torch.zeros_like(ordered).scatter_(1, ids, ordered)
+
+
+def _cut_by_head(weights: Tensor, top_k: Tensor, top_p: Tensor) -> Tensor:
+    """The same in place, for rows whose cut lies among their best _HEAD tokens and between two different weights.
+
+    The sorted head then tells the smallest weight that stays. Returns which rows those are; the others are untouched.
+    """
+    raw = weights.topk(_HEAD, dim=-1).values
+    rank = torch.arange(_HEAD)
+    head = raw.double().masked_fill_(rank >= top_k[:, None], 0.0)
+    among = top_k <= _HEAD
+    mass = row_sum(head)
+    if not among.all():
+        mass = torch.where(among[:, None], mass, row_sum(weights.double()))
+    stays = (head.cumsum(dim=-1) - head < top_p[:, None] * mass) & (rank < top_k[:, None])
+    n_stay = stays.sum(dim=-1, keepdim=True)
+    border, after = raw.gather(1, n_stay - 1), raw.gather(1, n_stay.clamp(max=_HEAD - 1))
+    found = (n_stay < _HEAD) & (after < border)
+    weights.masked_fill_(weights < torch.where(found, border, 0.0), 0.0)
+    return found[:, 0]
 
 
 def exponential_noise(seed: Tensor, counter: Tensor, vocab_size: int) -> Tensor:
