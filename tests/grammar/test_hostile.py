@@ -144,19 +144,19 @@ JSON = st.recursive(
 )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(pattern=st.lists(REGEX_PIECES, max_size=12).map("".join))
 def test_any_regex_is_printed_or_refused(pattern: str) -> None:
     check(GrammarSpec(kind="regex", spec=pattern))
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(schema=JSON)
 def test_any_json_as_a_schema_is_printed_or_refused(schema: Any) -> None:
     check(schema_spec(schema))
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(text=st.text(max_size=40), kind=st.sampled_from(["json_schema", "regex", "choices", "structural_tag"]))
 def test_any_text_is_printed_or_refused(text: str, kind: Any) -> None:
     check(GrammarSpec(kind=kind, spec=text))
@@ -193,8 +193,8 @@ def grow(service: CompileService, first: int, n: int) -> float:
 
 def test_memory_is_flat_over_many_schemas(bounded: CompileService) -> None:
     """D13, short: after the cache is full nothing grows with the number of schemas."""
-    full = grow(bounded, 0, 400)
-    assert grow(bounded, 400, 400) - full < 12
+    full = grow(bounded, 0, 250)
+    assert grow(bounded, 250, 250) - full < 12
     assert bounded.stats()["cache_evictions_total"] > 0
 
 

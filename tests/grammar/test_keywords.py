@@ -45,7 +45,7 @@ def test_random_walks_stay_valid(kit: Toolkit, row: Row) -> None:
             compiled = kit.compile(schema_spec(row.schema), backend)
         except InvalidRequest:
             continue
-        for seed in range(4):
+        for seed in range(2):
             text = kit.random_text(compiled, seed)
             assert text is None or is_valid(row.schema, text), (backend, text)
 

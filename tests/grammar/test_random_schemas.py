@@ -61,7 +61,7 @@ def compound(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
 SCHEMAS = st.recursive(SCALARS, compound, max_leaves=6)
 
 
-@settings(max_examples=120, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
 @given(schema=SCHEMAS, seed=st.integers(0, 999))
 def test_what_is_produced_is_valid(kit: Toolkit, schema: Any, seed: int) -> None:
     for backend in ("xgrammar", "llguidance"):
@@ -73,7 +73,7 @@ def test_what_is_produced_is_valid(kit: Toolkit, schema: Any, seed: int) -> None
         assert text is None or is_valid(schema, text), (backend, text)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(schema=SCHEMAS)
 def test_every_schema_is_printed_or_refused(schema: Any) -> None:
     try:
