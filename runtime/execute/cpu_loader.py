@@ -59,7 +59,8 @@ def _build(config: EngineConfig, checkpoint: Checkpoint, choice: Choice, queue: 
         backend=choice.ops.name,
         why=_why(config, choice, dtype, pool, queue.n_threads),
     )
-    return ModelRunner(model, kv, describe(config, checkpoint, loading), queue, config.max_running)
+    spec = describe(config, checkpoint, loading)
+    return ModelRunner(model, kv, spec, queue, config.max_running, getattr(choice.ops, "draw", None))
 
 
 def _kv_dtype(asked: str, dtype: torch.dtype) -> torch.dtype:

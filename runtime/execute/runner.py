@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from kernels.base import KVStore
-from kernels.sampling import report, sample
+from kernels.sampling import Draw, report, sample
 from runtime.execute.batch import SampleSet, as_tensor, attn_meta, input_ids
 from runtime.execute.cpu import CpuQueue
 from runtime.execute.pending import SampleArrays, ScoreArrays, Step
@@ -24,13 +24,22 @@ SCORES_AT_ONCE = 64  # scored tokens whose logits are alive together
 class ModelRunner:
     """Implements `Runner`. The model, the KV and the token table are touched on the queue's thread only."""
 
-    def __init__(self, model: Model, kv: KVStore, spec: ModelSpec, device: CpuQueue, max_running: int) -> None:
+    def __init__(
+        self,
+        model: Model,
+        kv: KVStore,
+        spec: ModelSpec,
+        device: CpuQueue,
+        max_running: int,
+        draw_with: Draw | None = None,
+    ) -> None:
         self.spec = spec
         self.page_size = kv.page_size
         self.n_pages = kv.k[0].shape[0]
         self.max_running = max_running
         self._model = model
         self._kv = kv
+        self._draw_with = draw_with
         self._device = device
         self._token_table = torch.zeros(max_running + 1, dtype=torch.long)
 
@@ -90,7 +99,14 @@ class ModelRunner:
         return self._model.forward(input_ids(plan, self._token_table), meta.positions.long(), meta, self._kv)
 
     def _sample(self, step: Step, chosen: SampleSet, logits: Tensor) -> None:
-        drawn = sample(logits, chosen.rows, chosen.adjusts, want_logprob=chosen.want_logprob, n_top=step.plan.n_top)
+        drawn = sample(
+            logits,
+            chosen.rows,
+            chosen.adjusts,
+            want_logprob=chosen.want_logprob,
+            n_top=step.plan.n_top,
+            draw_with=self._draw_with,
+        )
         self._token_table[chosen.table] = drawn.tokens
         assert step.samples is not None
         step.samples.fill(chosen.index.numpy(), drawn)
