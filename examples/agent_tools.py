@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import datetime as dt
-import operator
 from typing import Any, Literal
 
 from report import outputs, show_requests, show_totals, show_transcript
@@ -18,15 +17,14 @@ from rich.console import Console
 
 import ramet as rt
 
-OPERATIONS = {"+": operator.add, "-": operator.sub, "*": operator.mul, "/": operator.truediv}
 METRES = {"metre": 1.0, "kilometre": 1000.0, "mile": 1609.344, "foot": 0.3048}
 Unit = Literal["metre", "kilometre", "mile", "foot"]
 
 
 @rt.tool
-def calculate(left: int, operation: Literal["+", "-", "*", "/"], right: int) -> float:
-    """Work out one sum, difference, product or quotient."""
-    return float(OPERATIONS[operation](left, right))
+def multiply(left: int, right: int) -> int:
+    """Multiply two numbers."""
+    return left * right
 
 
 @rt.tool
@@ -41,7 +39,7 @@ def weekday(day: int, month: int, year: int) -> str:
     return dt.date(year, month, day).strftime("%A")
 
 
-TOOLS = {tool.name: tool for tool in (calculate, convert, weekday)}
+TOOLS = {tool.name: tool for tool in (multiply, convert, weekday)}
 QUESTIONS = (
     "A box holds 12 eggs. How many eggs are in 17 boxes?",
     "A trail is 26 miles long. How many kilometres is that?",
@@ -52,8 +50,8 @@ RULES = """You answer questions with the help of tools. You have these tools:
 For every question you make a plan, choose a tool, write its arguments as JSON, read its result, and then answer
 in one short sentence."""
 SHOWN = (  # question, plan, tool, arguments, result, answer
-    ("A spider has 8 legs. How many legs have 9 spiders?", "multiply 8 by 9", "calculate",
-     '{"left": 8, "operation": "*", "right": 9}', "72.0", "Nine spiders have 72 legs."),
+    ("A spider has 8 legs. How many legs have 9 spiders?", "multiply 8 by 9", "multiply",
+     '{"left": 8, "right": 9}', "72", "Nine spiders have 72 legs."),
     ("A river is 40 miles long. How many kilometres is that?", "convert 40 miles into kilometres", "convert",
      '{"amount": 40, "unit": "mile", "into": "kilometre"}', "64.4 kilometre", "The river is 64.4 kilometres long."),
     ("On which day of the week was 3 May 1984?", "look up the weekday of 3 May 1984", "weekday",

@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
@@ -31,6 +31,25 @@ class Piece:
     segment: int = 0
 
 
+class PieceStream(AsyncIterator[Piece]):
+    """Pieces from a generator, with an end that is run once, even if nobody ever began to read."""
+
+    def __init__(self, pieces: AsyncGenerator[Piece, None], leave: Callable[[], Awaitable[None]]) -> None:
+        self._pieces = pieces
+        self._leave = leave
+        self._left = False
+
+    async def __anext__(self) -> Piece:
+        return await anext(self._pieces)
+
+    async def aclose(self) -> None:
+        """Abort what still runs. Idempotent."""
+        await self._pieces.aclose()
+        if not self._left:
+            self._left = True
+            await self._leave()
+
+
 @dataclass(frozen=True, slots=True)
 class Abilities:
     """What a backend can express; the driver plans around what it cannot."""
@@ -53,7 +72,7 @@ class Backend(Protocol):
     stop_ids: frozenset[int]  # ids that end a turn
     bos_ids: tuple[int, ...]  # what a fresh prompt of raw text starts with
 
-    def submit(self, requests: Sequence[Submit]) -> list[AsyncIterator[Piece]]:
+    def submit(self, requests: Sequence[Submit]) -> Sequence[AsyncIterator[Piece]]:
         """Send the requests as one message, so that they are planned together. Closing an iterator aborts."""
         ...
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from frontend_lang.compiler import constant_ids, trace
 from frontend_lang.holes import parts, readable
 from frontend_lang.ir import Dynamic, Fork, Gen, Join, RoleClose, RoleOpen, Select, Step, Text, ToolCall, Tree
-from frontend_lang.session import LoopThread, Prepared, prepare
+from frontend_lang.session import Prepared, prepare
 
 if TYPE_CHECKING:
     from frontend_lang.function import Program
@@ -62,8 +62,7 @@ def layout(
     async def both() -> tuple[Lane, int]:
         return await _lane(tree, prepared, ()), len(await constant_ids(prepared, tree))
 
-    with LoopThread() as loop:
-        return asyncio.run_coroutine_threadsafe(both(), loop).result()
+    return prepared.wait(both())
 
 
 async def _lane(tree: Tree, prepared: Prepared | None, roles: tuple[str, ...]) -> Lane:

@@ -15,7 +15,7 @@ from frontend_lang.errors import InvalidPiece, NotReady
 from frontend_lang.ir import Call
 from frontend_lang.record import Record, Totals
 from frontend_lang.run import Run
-from frontend_lang.session import Batcher, LoopThread, Prepared, prepare
+from frontend_lang.session import Batcher, Prepared, prepare
 from frontend_lang.state import State
 from frontend_lang.values import Info
 
@@ -108,13 +108,12 @@ class Program(Generic[P, R]):
         self._check(args, kwargs)
         _refuse_loop("run", "arun")
         prepared = prepare(target)
-        with LoopThread() as loop:
-            run = self._new(prepared, Batcher(prepared.backend), loop, temperature, seed, deadline)
-            if inspect.iscoroutinefunction(self.fn):
-                value = run.do(run.aexecute(self._body(args, kwargs)))
-            else:
-                value = run.execute(self._body(args, kwargs))
-            return self._result(value, run)
+        run = self._new(prepared, Batcher(prepared.backend), prepared.loop(), temperature, seed, deadline)
+        if inspect.iscoroutinefunction(self.fn):
+            value = run.do(run.aexecute(self._body(args, kwargs)))
+        else:
+            value = run.execute(self._body(args, kwargs))
+        return self._result(value, run)
 
     async def arun(
         self,
@@ -177,9 +176,10 @@ class Program(Generic[P, R]):
         most `threads` threads. `on_error="return"` puts an error in its item's place.
         """
         _refuse_loop("run_batch", "arun_batch")
-        with LoopThread() as loop:
-            work = self.arun_batch(
-                target,
+        prepared = prepare(target)
+        return prepared.wait(
+            self.arun_batch(
+                prepared,
                 items,
                 temperature=temperature,
                 seed=seed,
@@ -188,7 +188,7 @@ class Program(Generic[P, R]):
                 progress=progress,
                 on_error=on_error,
             )
-            return asyncio.run_coroutine_threadsafe(work, loop).result()
+        )
 
     async def arun_batch(
         self,
@@ -235,8 +235,8 @@ class Program(Generic[P, R]):
         Returns its length in tokens.
         """
         _refuse_loop("prefetch", "aprefetch")
-        with LoopThread() as loop:
-            return asyncio.run_coroutine_threadsafe(self.aprefetch(target), loop).result()
+        prepared = prepare(target)
+        return prepared.wait(self.aprefetch(prepared))
 
     async def aprefetch(self, target: Any) -> int:
         """`prefetch` for async code."""

@@ -6,16 +6,17 @@ The model's tokenizer and chat template are fetched once; from then on text is e
 from __future__ import annotations
 
 import asyncio
+import functools
 import json
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import httpx
 import msgspec
 
-from frontend_lang.backend import Abilities, Piece
+from frontend_lang.backend import Abilities, Piece, PieceStream
 from frontend_lang.record import common_prefix
 from runtime.errors import InvalidRequest, RametError, RequestFailed, Unavailable
 from runtime.generate import error_of
@@ -76,11 +77,14 @@ class HttpBackend:
 
     # ---- the Backend protocol -----------------------------------------------------------------------------
 
-    def submit(self, requests: Sequence[Submit]) -> list[AsyncIterator[Piece]]:
+    def submit(self, requests: Sequence[Submit]) -> list[PieceStream]:
         inboxes: list[asyncio.Queue[Piece | RametError | None]] = [asyncio.Queue() for _ in requests]
         task = asyncio.get_running_loop().create_task(self._exchange(list(requests), inboxes))
         message = _Message(self, task, [request.rid for request in requests])
-        return [message.read(index, inbox) for index, inbox in enumerate(inboxes)]
+        return [
+            PieceStream(message.read(index, inbox), functools.partial(message.leave, index))
+            for index, inbox in enumerate(inboxes)
+        ]
 
     async def encode(self, text: str) -> Sequence[int]:
         return self._tokenizer.encode(text, add_special=False)
@@ -100,7 +104,11 @@ class HttpBackend:
             self._clients = {old: client for old, client in self._clients.items() if not old.is_closed()}
             limits = httpx.Limits(max_connections=None, max_keepalive_connections=64)
             self._clients[loop] = httpx.AsyncClient(
-                base_url=self._url, headers=self._headers, timeout=self._timeout, limits=limits
+                base_url=self._url,
+                headers=self._headers,
+                timeout=self._timeout,
+                limits=limits,
+                verify=self._url.startswith("https:"),  # reading the certificates takes longer than a short program
             )
         return self._clients[loop]
 
@@ -192,27 +200,29 @@ class _Message:
         self._rids = rids
         self._left = len(rids)
         self._early = False
+        self._done: set[int] = set()
 
-    async def read(self, index: int, inbox: asyncio.Queue[Piece | RametError | None]) -> AsyncIterator[Piece]:
-        done = False
-        try:
-            while not done:
-                item = await inbox.get()
-                if isinstance(item, RametError):
-                    done = True
-                    raise item
-                assert item is not None
-                done = item.usage is not None
-                yield item
-        finally:
-            self._left -= 1
-            self._early |= not done
-            if self._left and not done and not self._task.done():
-                await asyncio.shield(self._abort(index))
-            elif not self._left:
-                if self._early:
-                    self._task.cancel()  # closes the connection, which aborts what still runs
-                await asyncio.gather(self._task, return_exceptions=True)
+    async def read(self, index: int, inbox: asyncio.Queue[Piece | RametError | None]) -> AsyncGenerator[Piece, None]:
+        while index not in self._done:
+            item = await inbox.get()
+            if isinstance(item, RametError):
+                self._done.add(index)
+                raise item
+            assert item is not None
+            if item.usage is not None:
+                self._done.add(index)
+            yield item
+
+    async def leave(self, index: int) -> None:
+        self._left -= 1
+        early = index not in self._done
+        self._early |= early
+        if self._left and early and not self._task.done():
+            await asyncio.shield(self._abort(index))
+        elif not self._left:
+            if self._early:
+                self._task.cancel()  # closes the connection, which aborts what still runs
+            await asyncio.gather(self._task, return_exceptions=True)
 
     async def _abort(self, index: int) -> None:
         content = msgspec.json.encode({"rids": [self._rids[index]]})

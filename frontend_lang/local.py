@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from typing import Any
 
-from frontend_lang.backend import Abilities, Piece
+from frontend_lang.backend import Abilities, Piece, PieceStream
 from runtime.messages import Submit
 
 
@@ -24,8 +24,8 @@ class LocalBackend:
         self.stop_ids = frozenset(engine.spec.eos_ids)
         self.bos_ids = tuple(self._tokenizer.encode("", add_special=True)[:1])
 
-    def submit(self, requests: Sequence[Submit]) -> list[AsyncIterator[Piece]]:
-        return [_pieces(stream) for stream in self._generator.stream_many(requests)]
+    def submit(self, requests: Sequence[Submit]) -> list[PieceStream]:
+        return [PieceStream(_pieces(stream), stream.aclose) for stream in self._generator.stream_many(requests)]
 
     async def encode(self, text: str) -> Sequence[int]:
         ids: Sequence[int] = self._tokenizer.encode(text, add_special=False)
@@ -40,17 +40,14 @@ class LocalBackend:
         return text
 
 
-async def _pieces(stream: Any) -> AsyncIterator[Piece]:
-    try:
-        async for delta in stream:
-            yield Piece(
-                text=delta.text,
-                token_ids=delta.token_ids,
-                logprobs=delta.logprobs or (),
-                prompt_logprobs=delta.prompt_logprobs or (),
-                finish=delta.finish,
-                usage=delta.usage,
-                segment=delta.segment,
-            )
-    finally:
-        await stream.aclose()
+async def _pieces(stream: Any) -> AsyncGenerator[Piece, None]:
+    async for delta in stream:
+        yield Piece(
+            text=delta.text,
+            token_ids=delta.token_ids,
+            logprobs=delta.logprobs or (),
+            prompt_logprobs=delta.prompt_logprobs or (),
+            finish=delta.finish,
+            usage=delta.usage,
+            segment=delta.segment,
+        )

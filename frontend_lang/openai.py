@@ -89,7 +89,9 @@ class OpenAIBackend:
     def _client(self) -> httpx.AsyncClient:
         loop = asyncio.get_running_loop()
         if loop not in self._clients:
-            self._clients[loop] = httpx.AsyncClient(base_url=self._url, headers=self._headers, timeout=self._timeout)
+            self._clients[loop] = httpx.AsyncClient(
+                base_url=self._url, headers=self._headers, timeout=self._timeout, verify=self._url.startswith("https:")
+            )
         return self._clients[loop]
 
     def _body(self, request: Submit) -> tuple[str, dict[str, Any], int]:

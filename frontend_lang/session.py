@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
 import weakref
-from collections.abc import AsyncIterator
-from types import TracebackType
-from typing import Any
+from collections.abc import AsyncIterator, Coroutine
+from typing import Any, TypeVar, cast
 
 from frontend_lang.backend import Backend, Piece
 from frontend_lang.codec import Codec
@@ -15,14 +15,31 @@ from frontend_lang.errors import InvalidPiece
 from frontend_lang.template import ChatPieces
 from runtime.messages import Submit
 
+T = TypeVar("T")
+
 
 class Prepared:
-    """A backend with what is worth remembering between runs: encoded constants and template pieces."""
+    """A backend with what is worth keeping between runs: encoded constants, template pieces, and the loop on which
+    plain programs run (so that a server's connections stay open)."""
 
     def __init__(self, backend: Backend) -> None:
         self.backend = backend
         self.codec = Codec(backend)
         self.pieces = ChatPieces(backend)
+        self._thread: LoopThread | None = None
+        self._lock = threading.Lock()
+
+    def loop(self) -> asyncio.AbstractEventLoop:
+        """The loop of plain programs; it ends with this object."""
+        with self._lock:
+            if self._thread is None:
+                self._thread = LoopThread()
+                weakref.finalize(self, self._thread.stop)
+            return self._thread.loop
+
+    def wait(self, work: Coroutine[Any, Any, T]) -> T:
+        """Run a coroutine on the loop and wait for it."""
+        return asyncio.run_coroutine_threadsafe(work, self.loop()).result()
 
 
 _prepared: weakref.WeakKeyDictionary[Any, Prepared] = weakref.WeakKeyDictionary()  # a memo, no state of its own
@@ -67,7 +84,12 @@ class Batcher:
         if not self._waiting:
             loop.call_soon(self._send)
         self._waiting.append((request, turn))
-        return await turn
+        try:
+            return await turn
+        except asyncio.CancelledError:
+            if turn.done() and not turn.cancelled() and turn.exception() is None:  # sent, and nobody will read it
+                await cast(Any, turn.result()).aclose()
+            raise
 
     def _send(self) -> None:
         waiting = [(request, turn) for request, turn in self._waiting if not turn.done()]
@@ -96,16 +118,19 @@ class Batcher:
 
 
 class LoopThread:
-    """An event loop in a thread of its own, for the length of a `with` block."""
+    """An event loop in a thread of its own, until it is stopped."""
 
-    def __enter__(self) -> asyncio.AbstractEventLoop:
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name="ramet-program", daemon=True)
-        self._thread.start()
-        return self._loop
+    def __init__(self) -> None:
+        self.loop = asyncio.new_event_loop()
+        threading.Thread(target=_run_loop, args=(self.loop,), name="ramet-loop", daemon=True).start()
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        asyncio.run_coroutine_threadsafe(self._loop.shutdown_asyncgens(), self._loop).result()
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
-        self._loop.close()
+    def stop(self) -> None:
+        """End the thread soon. Never waits: it may be called wherever garbage is collected."""
+        with contextlib.suppress(RuntimeError):  # closed already
+            self.loop.call_soon_threadsafe(self.loop.stop)
+
+
+def _run_loop(loop: asyncio.AbstractEventLoop) -> None:
+    loop.run_forever()
+    loop.run_until_complete(loop.shutdown_asyncgens())
+    loop.close()

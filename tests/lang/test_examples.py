@@ -48,7 +48,7 @@ def test_agent_tools(engine: Engine, example: Any) -> None:
 
 def test_the_agents_tools_work(example: Any) -> None:
     agent = example("agent_tools")
-    assert agent.calculate(12, "*", 17) == 204
+    assert agent.multiply(12, 17) == 204
     assert agent.convert(26, "mile", "kilometre") == "41.8 kilometre"
     assert agent.weekday(20, 7, 1969) == "Sunday"
 
