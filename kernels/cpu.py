@@ -15,6 +15,7 @@ from torch import Tensor
 
 from kernels.base import AttnMeta, DecoderLayer, KVStore, LayerSpec, Linear, QuantizedWeight
 from kernels.build import BuildError, load_extension
+from kernels.sampling import SamplingRows
 
 _QUANTIZED = ("Q4_0", "Q4_1", "Q8_0")
 _GROUP = 32
@@ -101,6 +102,13 @@ class NativeOps:
         """Bytes of keys and values that one layer's attention reads in this step."""
         per_key = 2 * spec.n_kv_heads * spec.head_dim * kv.k[0].element_size()
         return int(self._plan(meta, spec).keys_read) * per_key
+
+    def draw(self, logits: Tensor, rows: SamplingRows) -> Tensor:
+        """What `kernels.sampling.draw` does, without ordering or logarithms over the whole vocabulary."""
+        return self._backend.draw(
+            logits, rows.temperature.contiguous(), rows.top_k.contiguous(), rows.top_p.contiguous(),
+            rows.min_p.contiguous(), rows.seed.contiguous(), rows.counter.contiguous(),
+        )  # fmt: skip
 
     def decoder(self, layers: Sequence[DecoderLayer], eps: float, cos_sin: Tensor) -> NativeDecoder | None:
         """All layers as one native call, or None where a layer is of a kind that it does not know."""

@@ -15,9 +15,7 @@ enum class Format : int { F32 = 0, BF16 = 1, F16 = 2, Q8 = 3, Q4_0 = 4, Q4_1 = 5
 constexpr int kGroup = 32;        // weights and activations that share a scale
 constexpr int kKeyBlock = 32;     // keys of one online-softmax update, aligned to position 0
 constexpr int kKeySplit = 512;    // keys of one partial result, aligned to position 0; merged in order
-constexpr int kTileTarget = 32;   // query rows (tokens * heads that share a KV head) of one tile, if a token fits
-constexpr int kTileRows = 64;     // and at most
-constexpr int kShareTokens = 128; // a group with more query tokens is compute-bound: no shared pass
+constexpr int kTileRows = 64;     // query rows (tokens * heads that share a KV head) of one tile, at most
 
 inline bool is_quantized(Format f) { return f >= Format::Q8; }
 
@@ -158,6 +156,19 @@ struct Scratch {
   float* partial;      // [n_partial, heads, dim + 2]
 };
 
+// Rows to draw a token for; every logit is at most a finite peak.
+struct DrawRows {
+  int64_t n;
+  int64_t vocab;
+  const float* logits;
+  const float* temperature;
+  const int64_t* top_k;  // 0 or less, or the vocabulary's size and more: off
+  const float* top_p;
+  const float* min_p;
+  const int64_t* seed;
+  const int64_t* counter;
+};
+
 struct Kernels {
   const char* name;
   int64_t (*packed_bytes)(Format, int64_t n, int64_t k);
@@ -174,8 +185,7 @@ struct Kernels {
   void (*attend)(Team&, const float* q, int64_t stride, const AttentionPlan&, const AttentionSpec&, const KvPages&,
                  float* partial, float* out);
   void (*layers)(Team&, const Layer*, int64_t n_layers, const Step&, const Scratch&, float* hidden);
-  // exp(x * scale - shift) summed in a fixed order; out may be null.
-  double (*exp_sum)(const float* x, int64_t n, float shift, float scale, float* out);
+  void (*draw)(Team&, const DrawRows&, int64_t* tokens);  // one token a row
 };
 
 const Kernels* kernels_portable();

@@ -252,6 +252,24 @@ class Backend {
     return out.to(q.scalar_type());
   }
 
+  // One token a row of logits [rows, vocab]; the other tensors hold one value a row.
+  Tensor draw(const Tensor& logits, const Tensor& temperature, const Tensor& top_k, const Tensor& top_p,
+              const Tensor& min_p, const Tensor& seed, const Tensor& counter) const {
+    TORCH_CHECK(logits.dim() == 2 && logits.size(1) > 0, "expected logits [rows, vocab]");
+    const Tensor values = as_float(logits);
+    const int64_t n = values.size(0);
+    for (const Tensor* x : {&temperature, &top_k, &top_p, &min_p, &seed, &counter})
+      TORCH_CHECK(x->numel() == n, "expected one value a row");
+    const DrawRows rows{n, values.size(1), values.data_ptr<float>(), floats(temperature, "temperature"),
+                        longs(top_k, "top_k"), floats(top_p, "top_p"), floats(min_p, "min_p"), longs(seed, "seed"),
+                        longs(counter, "counter")};
+    Tensor tokens = at::empty({n}, at::kLong);
+    int64_t* out = tokens.data_ptr<int64_t>();
+    py::gil_scoped_release release;
+    parallel(n == 1 ? 1 : threads_, [&](Team& team) { kernels_->draw(team, rows, out); });
+    return tokens;
+  }
+
   static void check_range(const int32_t* values, int64_t n, int64_t limit, const char* name) {
     for (int64_t i = 0; i < n; ++i)
       TORCH_CHECK(values[i] >= 0 && values[i] < limit, name, " holds ", values[i], "; must be below ", limit);
@@ -439,7 +457,8 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
       .def("rms_norm", &Backend::rms_norm)
       .def("silu_mul", &Backend::silu_mul)
       .def("rope", &Backend::rope)
-      .def("attend", &Backend::attend);
+      .def("attend", &Backend::attend)
+      .def("draw", &Backend::draw);
   py::class_<Decoder>(m, "Decoder")
       .def(py::init<std::shared_ptr<Backend>, double>())
       .def("add", &Decoder::add)

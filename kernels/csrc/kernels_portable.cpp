@@ -1,5 +1,6 @@
 #define RAMET_PORTABLE
 #include "decoder.h"
+#include "sampling.h"
 
 namespace ramet {
 
@@ -7,7 +8,7 @@ const Kernels* kernels_portable() {
   namespace arch = RAMET_ARCH;
   static const Kernels table = {"portable",        arch::packed_bytes, arch::pack,     arch::linear, arch::rms_norm,
                                 arch::silu_mul, arch::rope,         arch::store_kv, arch::attend, arch::layers,
-                                arch::exp_sum};
+                                arch::draw};
   return &table;
 }
 

@@ -118,22 +118,14 @@ inline void store_kv(Team& team, const float* k, const float* v, int64_t stride,
   team.sync();
 }
 
-inline double exp_sum(const float* x, int64_t n, float shift, float scale, float* out) {
-  double total = 0.0;
-  for (int64_t i = 0; i < n; i += 512) {
-    vf sum = zero();
-    for (int64_t j = i; j < std::min(n, i + 512); j += W) {
-      const vf value = mul(sub(load_some(x + j, n - j, -INFINITY), set1(shift)), set1(scale));
-      float lane[W];
-      store(lane, exp(value));
-      for (int l = 0; l < W; ++l)
-        if (j + l >= n || x[j + l] == -INFINITY) lane[l] = 0.0f;
-      sum = add(sum, load(lane));
-      if (out) store_some(out + j, load(lane), n - j);
-    }
-    total += reduce_add(sum);
+// out = exp((x - peak) / temperature); 0 where x is -inf or the result underflows.
+inline void exp_row(const float* x, int64_t n, float peak, float temperature, float* out) {
+  for (int64_t i = 0; i < n; i += W) {
+    const vf power = div(sub(load_some(x + i, n - i, -INFINITY), set1(peak)), set1(temperature));
+    store_some(out + i, exp(power), n - i);
   }
-  return total;
+  for (int64_t i = 0; i < n; ++i)
+    if (!((x[i] - peak) / temperature > -87.0f)) out[i] = 0.0f;
 }
 
 }  // namespace RAMET_ARCH
