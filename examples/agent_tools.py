@@ -41,9 +41,9 @@ def weekday(day: int, month: int, year: int) -> str:
 
 TOOLS = {tool.name: tool for tool in (multiply, convert, weekday)}
 QUESTIONS = (
+    "On which day of the week was 20 July 1969?",
     "A box holds 12 eggs. How many eggs are in 17 boxes?",
     "A trail is 26 miles long. How many kilometres is that?",
-    "On which day of the week was 20 July 1969?",
 )
 RULES = """You answer questions with the help of tools. You have these tools:
 {tools}
@@ -85,7 +85,7 @@ def answer(s: rt.State, question: str) -> str:
     drafts = s.fork(3)
     for draft in drafts:
         draft.user("Answer?")
-        draft.assistant(rt.gen("draft", max_tokens=24, stop="\n", temperature=0.7))
+        draft.assistant(rt.gen("draft", max_tokens=24, stop="\n", temperature=0.5))
     texts = drafts.values("draft")
 
     s.user("Three answers:\n" + "\n".join(f"{i}. {text.strip()}" for i, text in enumerate(texts, 1)) + "\nThe best?")
