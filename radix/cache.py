@@ -157,8 +157,8 @@ class PrefixCache:
 
         `pages` is the request's page table, int32, one page for every page_size tokens. Where the tree already
         has a page of the same tokens, the entry is rewritten to the tree's page and the request's own goes to
-        quarantine. The lease moves down; returns its new n_tokens. Call `advance` before planning tokens that a
-        step in flight may have published, or they are computed twice.
+        quarantine. The lease moves down; returns its new n_tokens. Call `advance` before planning tokens that
+        others may have published, or they are computed twice, and the same values written to the tree's page.
         """
         lease.check()
         end = min(upto, len(tokens)) // self.page_size * self.page_size
@@ -264,7 +264,7 @@ class PrefixCache:
         """The path was used until now, and this is what its program says of the next time."""
         for node in self.tree.chain(end):
             self.tree.touch(node, lease.program, self.now)
-        for node in note(self.tree, end, lease.program, hints, self.now):
+        for node in (end, *note(self.tree, end, lease.program, hints, self.now)):
             self.heap.offer(node)
 
     def _lengthen(self, lease: Lease, rest: bytes) -> None:

@@ -150,7 +150,7 @@ class EvictionHeap:
         self.parked: dict[Namespace, set[Node]] = {}
         self.now = 0.0
         self._tree = tree
-        self._segments: list[list[tuple[Score, int, Node, int]]] = [[] for _ in range(MAX_SEGMENTS)]
+        self._segments: list[list[tuple[Score, int, Node, int, float | None]]] = [[] for _ in range(MAX_SEGMENTS)]
         self._timers: list[tuple[float, int, Node]] = []  # when a score falls by itself
         self._tick = count()
 
@@ -166,7 +166,13 @@ class EvictionHeap:
             return
         score = self.policy.score(node, self.now)
         entry = node.entry
-        if entry is None or score < entry[0] or entry[3] != self.policy.segment(node):
+        policy = self.policy
+        if (
+            entry is None
+            or score < entry[0]
+            or entry[3] != policy.segment(node)
+            or entry[4] != policy.falls_at(node, self.now)
+        ):
             self._push(score, node)
 
     def pop(self) -> Node | None:
@@ -223,10 +229,10 @@ class EvictionHeap:
         if len(self) > 2 * self._tree.n_nodes + SLACK:
             self._sweep()
         segment = self.policy.segment(node)
-        entry = (score, next(self._tick), node, segment)
+        falls = self.policy.falls_at(node, self.now)
+        entry = (score, next(self._tick), node, segment, falls)
         node.entry = entry
         heapq.heappush(self._segments[segment], entry)
-        falls = self.policy.falls_at(node, self.now)
         if falls is not None:
             heapq.heappush(self._timers, (falls, next(self._tick), node))
 

@@ -32,7 +32,7 @@ class HintsLike(Protocol):
 
 
 def note(tree: RadixTree, end: Node, program: object, hints: HintsLike | None, now: float) -> list[Node]:
-    """Write a finished request's hints on its path, `end` up; returns the nodes whose worth may have fallen.
+    """Write a finished request's hints on its path, `end` up; returns the nodes besides `end` whose worth fell.
 
     When the program returns (`back_at`) is noted on the nodes that are its alone: what others use too is not
     its to condemn, or to prolong. A final program condemns every branch it leaves, not only this path. A
@@ -50,7 +50,7 @@ def note(tree: RadixTree, end: Node, program: object, hints: HintsLike | None, n
     wait = hints.expect_return_s
     for node in own:
         node.back_at = None if wait is None else now + min(max(wait, 0.0), MAX_EXPECT_S)
-    return own[:1]
+    return []
 
 
 def retain_level(node: Node, now: float) -> int:

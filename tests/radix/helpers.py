@@ -99,12 +99,16 @@ class Client:
         self.queue.append(Step(self.step))
 
     def fail(self) -> int:
-        """The oldest step fails, and so does what was planned after it: nothing they were to write is right."""
+        """The oldest step fails, and so does what was planned after it: nothing they were to write is right.
+
+        But a slot that held the very token before still does: a failed step wrote the right value or none.
+        """
         failed = self.queue[0].number
         rows = {id(run) for step in self.queue for run, _, _ in step.rows}
         for step in self.queue:
-            for slot, _ in step.stores:
-                self.kv[slot] = GARBAGE
+            for slot, token in step.stores:
+                if self.kv[slot] != token:
+                    self.kv[slot] = GARBAGE
             for _, target in step.copies:
                 self.kv[target] = GARBAGE
         self.queue.clear()

@@ -81,6 +81,16 @@ def test_priority_keeps_the_higher_while_its_time_lasts() -> None:
     assert order(c) == "ACB"
 
 
+def test_a_retention_may_be_shortened() -> None:
+    c = client("priority")
+    c.serve(A, hints=Hints(retain_ttl_s=100, retain_priority=1))
+    c.serve(A, hints=Hints(retain_ttl_s=5, retain_priority=1))
+    c.serve(B)
+    wait(c, 5)
+    c.audit()
+    assert order(c) == "AB"
+
+
 def test_a_negative_priority_goes_first() -> None:
     c = client("priority")
     for tokens in (A, B):
