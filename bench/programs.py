@@ -53,7 +53,17 @@ def server(model: str, *flags: str) -> Iterator[str]:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    command = [sys.executable, "-m", "runtime.cli", "serve", "--model", model, "--port", str(port), *flags]
+    command = [
+        sys.executable,
+        "-c",
+        "import ramet; ramet.main()",
+        "serve",
+        "--model",
+        model,
+        "--port",
+        str(port),
+        *flags,
+    ]
     process = subprocess.Popen(command, stderr=subprocess.DEVNULL)
     url = f"http://127.0.0.1:{port}"
     try:
