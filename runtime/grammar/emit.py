@@ -100,6 +100,7 @@ class Emitter:
         self._spacing = spacing
         self._rules: dict[str, Expr] = {}
         self._named: dict[str, str] = {}
+        self._scalars: dict[Number | String, Expr] = {}
 
     def document(self) -> dict[str, Expr]:
         self._rules[ROOT] = self.expr(self._root())
@@ -130,10 +131,8 @@ class Emitter:
                 return NOTHING_FITS
             case Literal(values):
                 return choice(Text(json_text(v, self._spacing.comma_text, self._spacing.colon_text)) for v in values)
-            case Number():
-                return number_expr(node)
-            case String():
-                return string_expr(node)
+            case Number() | String():
+                return self._scalar(node)
             case Array():
                 return self._array(node)
             case Object():
@@ -143,6 +142,12 @@ class Emitter:
             case Ref(name):
                 return self.rule(f"ref {name}", lambda: self.expr(self._resolve(name)))
         raise TypeError(node)
+
+    def _scalar(self, node: Number | String) -> Expr:
+        """Equal nodes share one leaf object: schemas repeat them by the hundred, and leaves are large to compare."""
+        if node not in self._scalars:
+            self._scalars[node] = number_expr(node) if isinstance(node, Number) else string_expr(node)
+        return self._scalars[node]
 
     def _anything(self) -> Expr:
         literals = choice(Text(word) for word in ("null", "true", "false"))

@@ -20,6 +20,7 @@ Choice = Literal["auto", "xgrammar", "llguidance"]
 PARAMS = {"json_schema": "response_format", "json_object": "response_format"}
 _CHEAP_TEXT = 8 * 1024
 _CHEAP_TAGS = 64 * 1024
+_LARGE_TEXT = 24 * 1024
 _CHEAP_LEAF = 400
 
 
@@ -114,10 +115,9 @@ def _for_backend(grammar: Grammar, choice_of: Choice, limits: Limits, param: str
         if choice_of == "xgrammar":
             return Prepared("xgrammar", "ebnf", to_ebnf(grammar, narrow=True), _cheap(grammar))
         if choice_of == "auto":
-            try:
-                return Prepared("xgrammar", "ebnf", to_ebnf(grammar), _cheap(grammar))
-            except CannotPrint:
-                pass
+            prepared = _ahead_of_time(grammar)
+            if prepared is not None:
+                return prepared
         text = to_lark(grammar)
         return Prepared("llguidance", "lark", text, len(text) <= _CHEAP_TEXT and _cheap(grammar))
     except CannotPrint as error:
@@ -126,9 +126,18 @@ def _for_backend(grammar: Grammar, choice_of: Choice, limits: Limits, param: str
         reject(f"{at}: {error.what} cannot be enforced by {choice_of}; {other}.", param)
 
 
+def _ahead_of_time(grammar: Grammar) -> Prepared | None:
+    """With xgrammar, unless it cannot write the whole or would compile for long (thousands of enum values)."""
+    try:
+        text = to_ebnf(grammar)
+    except CannotPrint:
+        return None
+    return Prepared("xgrammar", "ebnf", text, _cheap(grammar)) if len(text) <= _LARGE_TEXT else None
+
+
 def _check_leaves(grammar: Grammar, limits: Limits, param: str) -> None:
     """Nested counted repeats multiply; a single long one (maxLength) is only a counter."""
-    for leaf in leaves(grammar):
+    for leaf in {id(leaf): leaf for leaf in leaves(grammar)}.values():
         for regex in (leaf.regex, *leaf.also) if isinstance(leaf, Leaf) else ():
             if counted_depth(regex) > 1 and nested_repeat(regex) > limits.nested_repeat:
                 where = f"JSON schema at '{leaf.where}'" if leaf.where else param
@@ -137,7 +146,7 @@ def _check_leaves(grammar: Grammar, limits: Limits, param: str) -> None:
 
 def _cheap(grammar: Grammar) -> bool:
     """No long counters, no big pattern, not many rules: measured to compile in a few milliseconds."""
-    found = leaves(grammar)
+    found = {id(leaf): leaf for leaf in leaves(grammar)}.values()
     small = all(isinstance(leaf, Leaf) and all(map(_small, (leaf.regex, *leaf.also))) for leaf in found)
     return small and len(grammar.rules) <= _CHEAP_LEAF
 

@@ -49,6 +49,7 @@ class _Ebnf:
         self._lines: list[str] = []
         self._size = 0
         self._leaves: dict[Leaf, str] = {}
+        self._seen: dict[int, str] = {}  # by identity: hashing a leaf walks its whole expression
         self._stars: dict[tuple[Regex, str], str] = {}
         self._rests = 0
         self._cost = 0
@@ -83,11 +84,12 @@ class _Ebnf:
         raise TypeError(expr)
 
     def _leaf(self, leaf: Leaf) -> str:
-        if leaf not in self._leaves:
-            name = f"t{len(self._leaves)}"
-            self._leaves[leaf] = name
-            self._define(name, self._leaf_body(leaf))
-        return self._leaves[leaf]
+        if id(leaf) not in self._seen:
+            if leaf not in self._leaves:
+                name = self._leaves[leaf] = f"t{len(self._leaves)}"
+                self._define(name, self._leaf_body(leaf))
+            self._seen[id(leaf)] = self._leaves[leaf]
+        return self._seen[id(leaf)]
 
     def _spend(self, cost: int) -> None:
         """Bound the work of compiling one leaf: states it unrolls to, those of nearly any character counting more."""
@@ -213,6 +215,7 @@ class _Lark:
     def __init__(self) -> None:
         self._lines: list[str] = []
         self._leaves: dict[Leaf, str] = {}
+        self._seen: dict[int, str] = {}  # by identity: hashing a leaf walks its whole expression
 
     def document(self, grammar: Grammar) -> str:
         for name, expr in grammar.rules.items():
@@ -241,11 +244,14 @@ class _Lark:
         raise TypeError(expr)
 
     def _leaf(self, leaf: Leaf) -> str:
+        if id(leaf) in self._seen:
+            return self._seen[id(leaf)]
         if leaf not in self._leaves:
             name = self._leaves[leaf] = f"T{len(self._leaves)}"
             parts = [f"/{rust_regex(r)}/" for r in (leaf.regex, *leaf.also)]
             parts += [f"~/{rust_regex(r)}/" for r in leaf.never]
             self._lines.append(f"{name}: {' & '.join(parts)}")
+        self._seen[id(leaf)] = self._leaves[leaf]
         return self._leaves[leaf]
 
 

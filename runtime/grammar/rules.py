@@ -113,11 +113,15 @@ def optional(item: Expr) -> Expr:
 def prune(rules: Mapping[str, Expr]) -> Grammar:
     """Drop what can never be completed: alternatives without a finite text, and rules nobody reaches."""
     productive: set[str] = set()
-    grew = True
-    while grew:
-        found = {name for name, expr in rules.items() if name not in productive and _completes(expr, productive)}
-        productive |= found
-        grew = bool(found)
+    open_rules = dict(rules)
+    while True:
+        before = len(productive)
+        for name, expr in open_rules.items():  # what a rule refers to mostly stands before it: few passes
+            if _completes(expr, productive):
+                productive.add(name)
+        if len(productive) == before:
+            break
+        open_rules = {name: expr for name, expr in open_rules.items() if name not in productive}
     kept = {name: _without(expr, productive) for name, expr in rules.items() if name in productive}
     kept.setdefault(ROOT, NOTHING_FITS)
     return Grammar({name: kept[name] for name in _reachable(kept)})
