@@ -1,8 +1,8 @@
 """The public ZMQ door: a ROUTER socket that answers requests, streams included, beside HTTP.
 
 Each request is a task of its own, so clients never wait for each other. A client that does not read is paused
-(its requests stop taking tokens), and after a while dropped: its request is aborted and told so when it reads
-again. Who leaves is noticed at the next reply, and aborted.
+(its requests stop taking tokens), and after a while dropped: its request is aborted, and told so if it reads
+again soon. Who leaves is noticed at the next reply, and aborted.
 """
 
 from __future__ import annotations

@@ -51,6 +51,14 @@ class Pool:
     page_size: int = 16
 
 
+class Hold(asyncio.Event):
+    """Lets a step go every few milliseconds: an answer that takes its time."""
+
+    async def wait(self) -> bool:
+        await asyncio.sleep(0.005)
+        return True
+
+
 @dataclass
 class ScriptedClient:
     """Answers every request with `pieces` (or what `script` makes of it), then EOS.
@@ -216,4 +224,4 @@ def data_events(text: str) -> list[str]:
     return [block.removeprefix("data: ") for block in blocks]
 
 
-__all__ = ["CHATML", "EOS", "THINKING", "ScriptedClient", "Served", "Unavailable", "data_events", "serve"]
+__all__ = ["CHATML", "EOS", "Hold", "THINKING", "ScriptedClient", "Served", "Unavailable", "data_events", "serve"]

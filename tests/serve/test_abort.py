@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from tests.serve.running import running, wait_until
-from tests.serve.scripted import Served, serve
+from tests.serve.scripted import Hold, Served, serve
 
 USER = [{"role": "user", "content": "hi"}]
 PATHS = {
@@ -24,14 +24,6 @@ PATHS = {
 
 def endless(**options) -> Served:
     return serve(["word "] * 1000, hold=Hold(), **options)
-
-
-class Hold(asyncio.Event):
-    """Lets a step go every few milliseconds: an answer that takes its time."""
-
-    async def wait(self) -> bool:
-        await asyncio.sleep(0.005)
-        return True
 
 
 @pytest.mark.parametrize("path", PATHS)

@@ -17,7 +17,7 @@ from runtime.serve.context import make_serving
 from runtime.serve.zmq_client import AsyncZmqClient, ZmqClient
 from runtime.serve.zmq_door import ZmqDoor, check_endpoint
 from runtime.serve.zmq_frames import ZmqRequest, pack, unpack_reply
-from tests.serve.scripted import Pool, Served, serve
+from tests.serve.scripted import Hold, Pool, Served, serve
 
 ANY_PORT = "tcp://127.0.0.1:*"
 USER = [{"role": "user", "content": "hi"}]
@@ -165,7 +165,7 @@ async def test_a_request_is_aborted_by_the_clients_own_id():
 
 
 async def test_a_client_that_does_not_read_is_dropped_and_others_go_on(tmp_path):
-    served = serve(["x" * 300] * 900)
+    served = serve(["x" * 300] * 2000, hold=Hold())
     address = f"ipc://{tmp_path}/door"  # local sockets buffer little
     async with door_of(served, endpoint=address, patience_s=0.2, queued=2) as endpoint:
         context = zmq.asyncio.Context()
