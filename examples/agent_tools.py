@@ -43,7 +43,6 @@ TOOLS = {tool.name: tool for tool in (multiply, convert, weekday)}
 QUESTIONS = (
     "On which day of the week was 20 July 1969?",
     "A box holds 12 eggs. How many eggs are in 17 boxes?",
-    "A trail is 26 miles long. How many kilometres is that?",
 )
 RULES = """You answer questions with the help of tools. You have these tools:
 {tools}
@@ -109,7 +108,7 @@ def main() -> None:
     for question, text in zip(QUESTIONS, on.value, strict=True):
         console.print(f"[bold]{question}[/]\n  {text}")
     show_requests(console, on.record.events)
-    with console.status("running the same program with the cache off ..."):
+    with console.status("running the same program with the cache off (this is the slow one) ..."):
         off = run(args.model, cache=False)
     show_totals(console, {"cache on": on.totals, "cache off": off.totals})
     same = outputs(on.record.events) == outputs(off.record.events)
