@@ -140,3 +140,5 @@ if TYPE_CHECKING:  # for editors and type checkers: the same names as in _EXPORT
     from runtime.messages import Hints as Hints
     from runtime.messages import Usage as Usage
     from runtime.params import SamplingParams as SamplingParams
+    from runtime.serve.zmq_client import AsyncZmqClient as AsyncZmqClient
+    from runtime.serve.zmq_client import ZmqClient as ZmqClient
