@@ -55,10 +55,14 @@ def prepare(target: Any) -> Prepared:
         return Prepared(HttpBackend(target))
     if not isinstance(target, Backend) and not hasattr(target, "generator"):
         raise InvalidPiece(f"A program runs on an Engine, a backend or a URL; got {type(target).__name__}.")
+    if isinstance(target, Backend):  # kept on the backend itself, so that both end together
+        own: Prepared | None = vars(target).get("_prepared")
+        if own is None:
+            own = vars(target)["_prepared"] = Prepared(target)
+        return own
     known = _prepared.get(target)
     if known is None:
-        known = Prepared(target if isinstance(target, Backend) else _local(target))
-        _prepared[target] = known
+        known = _prepared[target] = Prepared(_local(target))
     return known
 
 
