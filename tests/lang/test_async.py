@@ -146,3 +146,22 @@ def test_batches_of_plain_programs_keep_to_their_threads(backend: FakeBackend) -
     results = program.run_batch(backend, [{"i": i} for i in range(100)], threads=8, progress=False)
     assert [result.value for result in results] == [4] * 100
     assert most <= 9
+
+
+def test_what_nobody_reads_starts_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    import threading
+
+    monkeypatch.setattr("frontend_lang.run.LINGER_S", 0.001)
+    asked = threading.Event()
+
+    class Telling(FakeBackend):
+        def submit(self, requests: Any) -> Any:
+            asked.set()
+            return super().submit(requests)
+
+    @rt.function
+    def program(s: rt.State) -> bool:
+        s += rt.gen("a")
+        return asked.wait(20)  # the program's own slow work
+
+    assert program.run(Telling()).value
