@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 import numpy as np
 
 from radix import Lease
@@ -15,10 +17,12 @@ EXPLAIN_AHEAD = 4096  # tokens looked at beyond the cached ones to say why they 
 REFRESH = 4  # cached-prefix lookups of waiting requests in one step
 
 
-def expected_growth(state: State) -> int:
-    """Pages the running requests will probably still ask for."""
+def expected_growth(state: State, but: Collection[int] = ()) -> int:
+    """Pages the running requests will probably still ask for, those in the slots `but` apart."""
     rows = state.rows
     slots = np.flatnonzero(rows.gen)
+    if but:
+        slots = slots[~np.isin(slots, list(but))]
     if not len(slots):
         return 0
     ahead = np.minimum(rows.limit[slots] - rows.known[slots], Growth.CLIP) * state.growth.ratio
@@ -27,10 +31,10 @@ def expected_growth(state: State) -> int:
     return int(np.maximum(pages, 0)[decoding].sum())
 
 
-def reserved(state: State) -> int:
-    """Pages that the admitted prompts still need."""
-    rows = state.rows
-    return sum(max(0, state.pages_for(int(rows.known[r.slot]) + 1) - int(rows.n_pages[r.slot])) for r in state.prefill)
+def reserved(state: State, but: Collection[int] = ()) -> int:
+    """Pages that the admitted prompts still need, those in the slots `but` apart."""
+    rows, slots = state.rows, [r.slot for r in state.prefill if r.slot not in but]
+    return sum(max(0, state.pages_for(int(rows.known[slot]) + 1) - int(rows.n_pages[slot])) for slot in slots)
 
 
 def pages_needed(state: State, request: Request, n_cached: int) -> int:
@@ -41,6 +45,18 @@ def pages_needed(state: State, request: Request, n_cached: int) -> int:
         room = min(room, request.gen_start + params.max_tokens - request.known)
     ahead = int(min(max(room, 0), Growth.CLIP) * state.growth.ratio)
     return state.pages_for(request.known + max(1, ahead)) - n_cached // state.page_size
+
+
+def fits_without(state: State, request: Request, slots: Collection[int]) -> bool:
+    """Would a waiting request fit if the running ones in `slots` gave way?"""
+    rows = state.rows
+    stay = [r.slot for r in rows.running() if r.slot not in slots]
+    if not stay:
+        return True
+    held = np.unique(np.concatenate([rows.row_pages(slot) for slot in stay]))
+    freed = np.setdiff1d(np.concatenate([rows.row_pages(slot) for slot in slots]), held)
+    free = state.n_available + len(freed) - reserved(state, slots) - expected_growth(state, slots)
+    return pages_needed(state, request, request.hit) <= free
 
 
 class Admission:

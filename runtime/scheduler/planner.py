@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 
 from runtime.request import Phase
-from runtime.scheduler.admission import Admission
+from runtime.scheduler.admission import Admission, fits_without
 from runtime.scheduler.batch import (
     NO_I32,
     NO_I64,
@@ -20,7 +20,7 @@ from runtime.scheduler.batch import (
 from runtime.scheduler.budget import prefill_budget
 from runtime.scheduler.frame import Frame
 from runtime.scheduler.prefill import PrefillPlanner
-from runtime.scheduler.retract import make_room, oldest_running, preempt
+from runtime.scheduler.retract import lower_than, make_room, oldest_running, preempt
 from runtime.scheduler.sampling import static_terms
 from runtime.scheduler.state import State
 from runtime.step import FROM_TABLE, Adjust
@@ -73,11 +73,14 @@ class Planner:
     # -- room ------------------------------------------------------------------------------------------------
 
     def _preempt(self) -> None:
-        """Under the priority policy the first waiting request may take the place of lower ones."""
+        """Under the priority policy the first waiting request may take the place of lower ones, if that is enough."""
         state = self.state
         if not state.policy.preempts or not len(state.queue) or state.paused:
             return
         first = next(iter(state.queue.candidates(state.work)))
+        lower = {r.slot for r in lower_than(state, first)}
+        if not lower or not fits_without(state, first, lower):
+            return  # who gave way in vain would start again and give way again
         for _ in range(state.rows.n_used):
             fits = state.rows.n_free > 0 and Admission(state).fits(first, first.hit)
             if fits or not preempt(state, first):

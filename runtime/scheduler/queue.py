@@ -13,6 +13,7 @@ SCAN = 24  # candidates looked at in one step
 WALL_AFTER = 64  # admissions that may overtake a request that does not fit
 MAX_ACCOUNTS = 1 << 16
 OVERDUE = 1 << 16  # tokens of prefill work after which a request goes first, whatever the policy
+SLACK = 64  # numbers of removed requests kept beyond twice those that wait
 
 
 class Bucket:
@@ -60,6 +61,7 @@ class WaitingQueue:
         self._keys[request.num] = (name, key)
         self._ages.append(request.num)
         self._round.append(request.num)
+        self._sweep()
         bucket = self._buckets.get(name)
         if bucket is None:
             bucket = self._open(name)
@@ -174,6 +176,14 @@ class WaitingQueue:
         window = [self._requests[int(key[-1])] for _, _, name in self._order for key in self._buckets[name].keys[:SCAN]]
         for view in self.policy.arrange([self._view(r) for r in window if r.num not in seen]):
             yield self._requests[view.num]
+
+    def _sweep(self) -> None:
+        """Forget numbers of removed requests. At least half are, so each addition pays for its own removal once."""
+        most = 2 * len(self._requests) + SLACK
+        if len(self._ages) > most:
+            self._ages = deque(dict.fromkeys(num for num in self._ages if num in self._requests))
+        if len(self._round) > most:
+            self._round = deque(dict.fromkeys(num for num in self._round if num in self._requests))
 
     # -- buckets ---------------------------------------------------------------------------------------------
 

@@ -101,11 +101,15 @@ def make_room(state: State, n_pages: int) -> bool:
     return True
 
 
+def lower_than(state: State, request: Request) -> list[Request]:
+    """Running requests that may be made to give way to `request`."""
+    priority = state.priority(request)
+    return [r for r in state.rows.running() if state.priority(r) < priority and r.phase is not Phase.DRAIN]
+
+
 def preempt(state: State, request: Request) -> bool:
     """Make the lowest running request of strictly lower priority than `request` give way; False if there is none."""
-    lower = [
-        r for r in state.rows.running() if state.priority(r) < state.priority(request) and r.phase is not Phase.DRAIN
-    ]
+    lower = lower_than(state, request)
     if not lower:
         return False
     state.stats.preemptions += 1

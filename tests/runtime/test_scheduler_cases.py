@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from runtime.execute.fake import FakeRunner, ScriptedRunner, fake_spec
+from runtime.execute.fake import FakeRunner
 from runtime.messages import NamespaceKey
 from tests.runtime.world import World, alone, make_submit
 
@@ -336,10 +336,10 @@ def test_a_penalty_is_its_rows_own_whatever_joins_the_batch() -> None:
 
 
 def test_a_penalty_really_forbids_repeats() -> None:
-    runner = ScriptedRunner(fake_spec(), default=[9] * 30)
-    world = World(runner=runner)
-    world.ask("free", [5], max_tokens=6)
-    assert world.run().tokens("free") == [9] * 6
+    free = alone(ids(5), max_tokens=30).tokens
+    penalized = alone(ids(5), max_tokens=30, presence_penalty=2.0, frequency_penalty=2.0).tokens
+    assert len(set(free)) < 30
+    assert len(set(penalized)) == 30
 
 
 # -- those who leave -----------------------------------------------------------------------------------------------

@@ -250,6 +250,17 @@ def test_queue_survives_any_sequence(policy: str, actions: list[tuple[int, int, 
     assert sorted(drain(queue, cost=1)) == sorted(inside)
 
 
+@pytest.mark.parametrize("policy", sorted(POLICIES))
+def test_requests_that_left_leave_nothing_behind(policy: str) -> None:
+    queue, views = make_queue(policy)
+    put(queue, views, Waiting(0, priority=-1))  # waits throughout
+    for n in range(1, 2000):
+        queue.remove(put(queue, views, Waiting(n)))
+    assert len(queue) == 1
+    assert len(queue._round) <= 100
+    assert len(queue._ages) <= 100
+
+
 # -- in the scheduler ----------------------------------------------------------------------------------------------
 
 
@@ -285,6 +296,23 @@ def test_strictly_lower_priority_is_preempted_equals_never() -> None:
     assert world.scheduler.stats()["preemptions"] == 1
     world.run()
     assert len(world.tokens("low")) == 40
+
+
+@pytest.mark.parametrize("overlap", [False, True], ids=["depth0", "depth1"])
+def test_nobody_gives_way_in_vain(overlap: bool) -> None:
+    """An equal holds the pool: taking the low one back would not make room, so it runs on."""
+    world = World(overlap=overlap, schedule_policy="priority", page_size=4, n_pages=64, max_running=8)
+    long = [2 + (7 * i + i * i) % 60 for i in range(150)]
+    world.ask("equal", long, max_tokens=60, priority=5)
+    world.turn(3)
+    world.ask("low", long[30:40], max_tokens=20)
+    world.turn(3)
+    world.ask("big", long[::-1], max_tokens=4, priority=5)
+    world.turn(30)
+    assert len(world.tokens("low")) == 20
+    assert world.scheduler.stats()["preemptions"] == 0
+    world.run()
+    assert len(world.tokens("big")) == 4
 
 
 def test_fair_clients_share_the_machine() -> None:
