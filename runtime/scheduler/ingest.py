@@ -19,6 +19,7 @@ from runtime.scheduler.state import State
 from runtime.validate import validate_submit
 
 log = logging.getLogger("ramet.scheduler")
+SLACK = 64  # deadlines of requests that have ended kept beyond twice those that live
 
 
 class Ingest:
@@ -95,7 +96,15 @@ class Ingest:
             probe_hit(state, request)
         state.queue.add(request)
         if request.deadline is not None:
-            heapq.heappush(self._deadlines, (request.deadline, request.num, request))
+            self._watch(request, request.deadline)
+
+    def _watch(self, request: Request, deadline: float) -> None:
+        """Note a deadline. Those of requests that ended in time are dropped when they outnumber the others."""
+        heapq.heappush(self._deadlines, (deadline, request.num, request))
+        live = self.state.live
+        if len(self._deadlines) > 2 * len(live) + SLACK:
+            self._deadlines = [entry for entry in self._deadlines if live.get(entry[2].rid) is entry[2]]
+            heapq.heapify(self._deadlines)
 
     def _refuse(self, submit: Submit, sink: Sink, error: Exception) -> None:
         state = self.state

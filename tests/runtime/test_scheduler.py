@@ -336,6 +336,19 @@ def test_a_deadline_ends_a_request_wherever_it_is(overlap: bool) -> None:
     assert world.scheduler.stats()["timed_out"] == 2
 
 
+def test_requests_that_end_in_time_are_not_kept_until_their_deadline() -> None:
+    world = World(n_pages=64, audit=False)
+    for i in range(300):
+        world.ask(f"r{i}", [5], max_tokens=1, timeout_s=3600.0)
+        world.run()
+    world.ask("late", [6], max_tokens=100, timeout_s=1.0)
+    world.turn(2)
+    assert len(world.scheduler._ingest._deadlines) <= 100
+    world.clock.now += 3.0  # type: ignore[attr-defined]
+    world.run()
+    assert world.scheduler.stats()["timed_out"] == 1
+
+
 # -- the door --------------------------------------------------------------------------------------------------------
 
 
