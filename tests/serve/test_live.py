@@ -171,8 +171,8 @@ def test_the_page_shows_the_tree_with_text(http):
 
 
 def test_kv_events_describe_the_pages_of_a_prompt(http, kv_ports):
-    context = zmq.Context()
-    reader = context.socket(zmq.SUB)
+    reader = zmq.Context.instance().socket(zmq.SUB)
+    reader.setsockopt(zmq.LINGER, 0)
     reader.connect(f"tcp://127.0.0.1:{kv_ports[0]}")
     reader.setsockopt(zmq.SUBSCRIBE, b"")
     block = http.get("/server_info").json()["kv_events"]
@@ -190,7 +190,7 @@ def test_kv_events_describe_the_pages_of_a_prompt(http, kv_ports):
         "text"
     ]
     assert isinstance(text, str)
-    context.destroy(linger=0)
+    reader.close()
 
 
 def test_the_zmq_door_serves_the_same_model(live, kv_ports):

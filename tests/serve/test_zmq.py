@@ -76,16 +76,25 @@ async def test_replies_are_numbered_from_zero_and_the_last_says_end():
 
 async def raw(endpoint: str, request: ZmqRequest | list[bytes]):
     """Replies to hand-made frames."""
+    with sockets() as context:
+        socket = context.socket(zmq.DEALER)
+        socket.connect(endpoint)
+        await socket.send_multipart(request if isinstance(request, list) else pack(b"json", request))
+        replies = []
+        while not replies or replies[-1].event == "data":
+            assert await socket.poll(10_000)
+            replies.append(unpack_reply(await socket.recv_multipart())[1])
+        return replies
+
+
+@contextlib.contextmanager
+def sockets():
+    """A context that ends with the test, also when it fails: left to the collector, it would wait for its sockets."""
     context = zmq.asyncio.Context()
-    socket = context.socket(zmq.DEALER)
-    socket.connect(endpoint)
-    await socket.send_multipart(request if isinstance(request, list) else pack(b"json", request))
-    replies = []
-    while not replies or replies[-1].event == "data":
-        assert await socket.poll(10_000)
-        replies.append(unpack_reply(await socket.recv_multipart())[1])
-    context.destroy(linger=0)
-    return replies
+    try:
+        yield context
+    finally:
+        context.destroy(linger=0)
 
 
 @pytest.mark.parametrize(
@@ -167,33 +176,31 @@ async def test_a_request_is_aborted_by_the_clients_own_id():
 async def test_a_client_that_does_not_read_is_dropped_and_others_go_on(tmp_path):
     served = serve(["x" * 300] * 2000, hold=Hold())
     address = f"ipc://{tmp_path}/door"  # local sockets buffer little
-    async with door_of(served, endpoint=address, patience_s=0.2, queued=2) as endpoint:
-        context = zmq.asyncio.Context()
-        lazy = context.socket(zmq.DEALER)
-        lazy.setsockopt(zmq.RCVHWM, 1)
-        lazy.connect(endpoint)
-        body = {"text": "x", "stream": True, "sampling_params": {"max_new_tokens": 10**7}}
-        await lazy.send_multipart(pack(b"msgpack", ZmqRequest(id=1, op="generate", body=body)))
-        async with AsyncZmqClient(endpoint) as client:
-            async with asyncio.timeout(60):
+    async with door_of(served, endpoint=address, patience_s=0.2, queued=2) as endpoint, asyncio.timeout(60):
+        with sockets() as context:
+            lazy = context.socket(zmq.DEALER)
+            lazy.setsockopt(zmq.RCVHWM, 1)
+            lazy.connect(endpoint)
+            body = {"text": "x", "stream": True, "sampling_params": {"max_new_tokens": 10**7}}
+            await lazy.send_multipart(pack(b"msgpack", ZmqRequest(id=1, op="generate", body=body)))
+            async with AsyncZmqClient(endpoint) as client:
                 while not served.client.aborts:
                     assert await client.call("ping") == "pong"
                     await asyncio.sleep(0.05)
-        assert served.client.aborts == [served.client.submits[0].rid]
-        context.destroy(linger=0)
+            assert served.client.aborts == [served.client.submits[0].rid]
 
 
 async def test_a_client_that_leaves_is_aborted():
     hold = asyncio.Event()
     served = serve(["a"] * 50, hold=hold)
     async with door_of(served) as endpoint:
-        context = zmq.asyncio.Context()
-        socket = context.socket(zmq.DEALER)
-        socket.connect(endpoint)
-        await socket.send_multipart(pack(b"json", ZmqRequest(id=1, op="chat", body={"messages": USER, "stream": True})))
-        while not served.client.submits:
-            await asyncio.sleep(0.01)
-        context.destroy(linger=0)
+        with sockets() as context:
+            socket = context.socket(zmq.DEALER)
+            socket.connect(endpoint)
+            body = {"messages": USER, "stream": True}
+            await socket.send_multipart(pack(b"json", ZmqRequest(id=1, op="chat", body=body)))
+            while not served.client.submits:
+                await asyncio.sleep(0.01)
         await asyncio.sleep(0.2)
         hold.set()
         async with asyncio.timeout(10):
