@@ -153,6 +153,8 @@ class Scheduler:
                 self._recoveries = 0
         elif state.rows.n_used:
             worked = self._unstick() or worked
+        if not state.live and not len(self._pipeline):
+            self._pipeline.rest()
         state.rate.look(state.stats.generated, state.now)
         self._watch(worked)
         if self.config.audit:

@@ -46,6 +46,10 @@ class Pipeline:
     def __len__(self) -> int:
         return len(self._flight)
 
+    def rest(self) -> None:
+        """No request is left: the time until the next one comes is nobody's idle time."""
+        self._last_finished = 0.0
+
     def advance(self, planned: Planned | None) -> None:
         """Launch `planned`, commit what must be committed by now, then let late samples go."""
         if planned is not None:

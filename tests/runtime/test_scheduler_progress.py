@@ -6,6 +6,7 @@ import threading
 import time
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -146,6 +147,23 @@ def test_streams_keep_their_pace_through_a_burst_of_prefill() -> None:
     assert gaps[int(len(gaps) * 0.99)] <= 1.5 * alone
     assert gaps[-1] <= linear_device_full_step()
     assert world.said["short"].arrived[0] - came <= 6 * alone
+
+
+@pytest.mark.parametrize("overlap", [False, True], ids=["depth0", "depth1"])
+def test_a_device_without_requests_is_not_idle_between_steps(overlap: bool) -> None:
+    runner = FakeRunner(fake_spec(64, 512), n_pages=64, page_size=4, max_running=4, check=False, cost=linear_device)
+    world = World(overlap=overlap, runner=runner, clock=lambda: runner.device_now)
+    world.ask("a", [5], max_tokens=20)
+    world.turn(5)
+    runner.device_now += 0.05  # while a request runs: idle
+    world.run()
+    idle = world.scheduler.stats()["device_idle_s"]["total"]
+    assert idle == pytest.approx(0.05)
+    world.turn(2)
+    runner.device_now += 1000.0  # while there is none: at rest
+    world.ask("b", [6], max_tokens=20)
+    world.run()
+    assert world.scheduler.stats()["device_idle_s"]["total"] == pytest.approx(0.05)
 
 
 def linear_device_full_step() -> float:
