@@ -22,6 +22,11 @@ def test_nothing_said_gives_the_defaults() -> None:
     assert parse() == (EngineConfig(), ServerConfig())
 
 
+def test_short_names_of_the_limits_work() -> None:
+    engine, _ = parse("--max-running", "8", "--max-queue", "9")
+    assert (engine.max_running, engine.max_queue) == (8, 9)
+
+
 def test_a_launch_line_from_the_web_works() -> None:
     engine, server = parse(
         *("--model-path", "m", "--host", "0.0.0.0", "--port", "8000", "--tp", "1", "--schedule-policy", "fcfs"),

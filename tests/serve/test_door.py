@@ -49,6 +49,7 @@ async def alive(served: Served) -> bool:
         ({"model": "zork"}, "model"),
         ({"frequency_penalty": 3}, "frequency_penalty"),
         ({"chat_template_kwargs": 3}, "chat_template_kwargs"),
+        ({"structured_outputs": {"regex": 5}}, "response_format"),
     ],
 )
 async def test_one_bad_value_is_refused_by_name_and_harms_nobody(body, param):
@@ -109,7 +110,7 @@ async def test_the_newer_limit_wins():
     assert response.json()["usage"]["completion_tokens"] == 2
 
 
-@pytest.mark.parametrize(("length", "status"), [(4040, 200), (4096, 400), (9000, 400)])
+@pytest.mark.parametrize(("length", "status"), [(4040, 200), (4095, 200), (4096, 400), (4097, 400), (9000, 400)])
 async def test_a_prompt_beyond_the_context_names_both_numbers(length, status):
     served = serve(context=4096)
     async with served.http() as http:
