@@ -20,7 +20,7 @@ from runtime.config import EngineConfig
 from runtime.delta import Answer, Completion, Delta, Gathered, TextTables, error_of
 from runtime.errors import InvalidRequest, RametError, Unavailable
 from runtime.messages import Abort, Output, Submit, SubmitMany
-from runtime.params import MAX_N
+from runtime.params import MAX_N, shown
 from runtime.step import ModelSpec
 from runtime.validate import Limits, validate_submit
 
@@ -101,6 +101,7 @@ class Generator:
         """`n` answers to each of `submits`, planned together. One failure aborts the rest and is raised."""
         if not submits:
             return []
+        _check_n(n)
         stream = Stream(self, submits, n, param)
         gathered = [Gathered() for _ in range(len(submits) * n)]
         try:
@@ -142,9 +143,9 @@ class Generator:
         if not health.ready:
             raise Unavailable(health.reason or "The scheduler is not ready.")
         items = [item for stream in streams for item in stream.prepare()]
-        for item in items:
-            validate_submit(item, self.limits, param=streams[0].param)
         boxes = {rid: stream.inbox for stream in streams for rid in stream.rids}
+        if len(boxes) < len(items):
+            raise InvalidRequest("rid names more than one of these requests; each needs its own.", param="rid")
         for stream in streams:
             stream.inbox.bind()
         message = items[0] if len(items) == 1 else SubmitMany(items=tuple(items))
@@ -214,15 +215,15 @@ class Stream(AsyncIterator[Delta]):
         self._started = self._open = self._closed = False
 
     def prepare(self) -> list[Submit]:
-        """The scheduler's requests: ids made unique, `n` siblings a prompt. Raises InvalidRequest for a wrong `n`."""
-        if isinstance(self._n, bool) or not isinstance(self._n, int) or not 1 <= self._n <= MAX_N:
-            raise InvalidRequest(f"n must be an integer from 1 to {MAX_N}; got {self._n!r}.", param="n")
+        """The scheduler's requests: checked, ids made unique, `n` siblings a prompt. Raises InvalidRequest."""
+        _check_n(self._n)
         self._started = True
         now = time.monotonic()
         items: list[Submit] = []
         for submit in self._submits:
             rid = submit.rid or self._generator.new_rid()
             named = replace(submit, rid=rid, arrival=submit.arrival or now)
+            validate_submit(named, self._generator.limits, param=self.param)
             siblings = _siblings(named, self._n)
             self._publics.append((rid, _Live(tuple(one.rid for one in siblings), submit.group)))
             items.extend(siblings)
@@ -299,6 +300,11 @@ class Stream(AsyncIterator[Delta]):
                 del self._answers[rid]
         if self._error is not None or not self._answers:
             self.close()
+
+
+def _check_n(n: object) -> None:
+    if isinstance(n, bool) or not isinstance(n, int) or not 1 <= n <= MAX_N:
+        raise InvalidRequest(f"n must be an integer from 1 to {MAX_N}; got {shown(n)}.", param="n")
 
 
 def _siblings(submit: Submit, n: int) -> list[Submit]:

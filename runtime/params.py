@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import msgspec
 
 from runtime.errors import InvalidRequest
@@ -68,6 +66,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         self._validate_stops(vocab_size)
 
     def _validate_bias(self, vocab_size: int) -> None:
+        if not isinstance(self.logit_bias, dict):
+            raise InvalidRequest("logit_bias must map token ids to numbers.", param="logit_bias")
         if len(self.logit_bias) > MAX_LOGIT_BIAS:
             raise InvalidRequest(
                 f"logit_bias has {len(self.logit_bias)} entries; at most {MAX_LOGIT_BIAS} are allowed.",
@@ -83,6 +83,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         for text in self.stop:
             if not isinstance(text, str) or not 0 < len(text) <= MAX_STOP_CHARS:
                 raise InvalidRequest(f"Each stop must be a string of 1 to {MAX_STOP_CHARS} characters.", param="stop")
+            if not is_text(text):
+                raise InvalidRequest("A stop holds half a surrogate pair, which is no character.", param="stop")
         if len(self.stop_token_ids) > MAX_STOPS:
             raise InvalidRequest(
                 f"stop_token_ids has {len(self.stop_token_ids)} ids; at most {MAX_STOPS} are allowed.",
@@ -100,23 +102,36 @@ def _check_int(name: str, value: object, low: int, high: int, *, optional: bool 
     if value is None and optional:
         return
     if not _is_int(value) or not low <= value <= high:  # type: ignore[operator]
-        raise InvalidRequest(f"{name} must be an integer from {low} to {high}; got {_show(value)}.", param=name)
+        raise InvalidRequest(f"{name} must be an integer from {low} to {high}; got {shown(value)}.", param=name)
 
 
 def _check_float(name: str, value: object, low: float, high: float, *, open_low: bool = False) -> None:
     number = isinstance(value, float) or _is_int(value)
-    if not number or not math.isfinite(value) or not low <= value <= high or (open_low and value == low):  # type: ignore[arg-type,operator]
+    if not number or not low <= value <= high or (open_low and value == low):  # type: ignore[operator]
         bound = f"above {low:g} and at most {high:g}" if open_low else f"from {low:g} to {high:g}"
-        raise InvalidRequest(f"{name} must be a finite number {bound}; got {_show(value)}.", param=name)
+        raise InvalidRequest(f"{name} must be a finite number {bound}; got {shown(value)}.", param=name)
 
 
 def _check_token(name: str, token: object, vocab_size: int) -> None:
     if not _is_int(token) or not 0 <= token < vocab_size:  # type: ignore[operator]
         raise InvalidRequest(
-            f"{name} names token {_show(token)}; the vocabulary has ids 0 to {vocab_size - 1}.", param=name
+            f"{name} names token {shown(token)}; the vocabulary has ids 0 to {vocab_size - 1}.", param=name
         )
 
 
-def _show(value: object) -> str:
-    text = repr(value)
+def is_text(text: str) -> bool:
+    """False for a string with half a surrogate pair: it has no UTF-8 form."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def shown(value: object) -> str:
+    """A value as an error message quotes it: short, whatever it is."""
+    try:
+        text = repr(value)
+    except ValueError:  # Python writes no integer of more than some thousand digits
+        text = "a number too long to write"
     return text if len(text) <= 80 else text[:77] + "..."

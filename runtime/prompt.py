@@ -12,7 +12,7 @@ import numpy as np
 
 from runtime.errors import InvalidRequest
 from runtime.messages import GrammarSpec, pack_ids
-from runtime.params import SamplingParams
+from runtime.params import SamplingParams, is_text
 
 Prompt: TypeAlias = str | Sequence[int] | Sequence[Mapping[str, Any]]
 """Text, token ids, or chat messages."""
@@ -54,6 +54,8 @@ def is_one(prompt: Any) -> bool:
 def to_ids(prompt: Any, encoder: Encoder, renderer: Renderer, **render: Any) -> bytes:
     """One prompt as packed token ids. Raises InvalidRequest."""
     if isinstance(prompt, str):
+        if not is_text(prompt):
+            raise InvalidRequest("prompt holds half a surrogate pair, which is no character.", param="prompt")
         return pack_ids(encoder.encode(prompt, add_special=True))
     if isinstance(prompt, np.ndarray):
         if prompt.ndim != 1 or not np.issubdtype(prompt.dtype, np.integer):
@@ -75,6 +77,8 @@ def _checked_ids(ids: Sequence[Any]) -> list[int]:
 
 def sampling(params: SamplingParams | None, options: Mapping[str, Any]) -> SamplingParams:
     """`params` with `options` on top. Raises InvalidRequest for a name there is not, suggesting the nearest."""
+    if params is not None and not isinstance(params, SamplingParams):
+        raise InvalidRequest(f"params must be of type SamplingParams; got a {_kind(params)}.", param="params")
     changes: dict[str, Any] = {}
     for name, value in options.items():
         if name not in SAMPLING_NAMES:
@@ -115,9 +119,15 @@ def grammar_of(
     if ebnf is not None:
         asked["ebnf"] = GrammarSpec(kind="ebnf", spec=ebnf)
     if choices is not None:
+        if isinstance(choices, str) or not isinstance(choices, Sequence):
+            raise InvalidRequest(f"choices must be a list of strings; got a {_kind(choices)}.", param="choices")
         asked["choices"] = GrammarSpec(kind="choices", spec=_json_text("choices", list(choices)))
     if json_object:
         asked["json_object"] = GrammarSpec(kind="json_object", spec="{}")
+    for name, one in asked.items():
+        if not isinstance(one, GrammarSpec) or not isinstance(one.spec, str):
+            wanted = "a GrammarSpec" if name == "grammar" else "text"
+            raise InvalidRequest(f"{name} must be {wanted}.", param=name)
     if len(asked) > 1:
         raise InvalidRequest(f"At most one grammar may be given; got {' and '.join(asked)}.", param=list(asked)[1])
     return next(iter(asked.values()), None)

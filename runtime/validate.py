@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 import numpy as np
 
 from runtime.config import EngineConfig
 from runtime.errors import ContextLengthExceeded, InvalidRequest
-from runtime.messages import Hints, NamespaceKey, Submit, unpack_ids
-from runtime.params import SamplingParams
+from runtime.messages import GrammarSpec, Hints, NamespaceKey, Submit, unpack_ids
+from runtime.params import SamplingParams, is_text, shown
 from runtime.step import ModelSpec
 
 MAX_RID_CHARS = 256
@@ -42,6 +41,7 @@ def validate_submit(submit: Submit, limits: Limits, *, param: str = "messages") 
     n_prompt = _check_tokens(submit.tokens, limits, param)
     _check_length(n_prompt, submit.params, limits, param)
     submit.params.validate(limits.vocab_size)
+    _check_grammar(submit.grammar)
     _check_segments(submit, limits)
     _check_namespace(submit.namespace)
     _check_hints(submit.hints)
@@ -52,7 +52,7 @@ def validate_submit(submit: Submit, limits: Limits, *, param: str = "messages") 
     start = submit.prompt_logprobs_from
     if start is not None and not (isinstance(start, int) and 0 <= start < n_prompt):
         raise InvalidRequest(
-            f"prompt_logprobs_from must be from 0 to {n_prompt - 1}; got {start!r:.80}.", param="prompt_logprobs_from"
+            f"prompt_logprobs_from must be from 0 to {n_prompt - 1}; got {shown(start)}.", param="prompt_logprobs_from"
         )
 
 
@@ -87,6 +87,16 @@ def _check_segments(submit: Submit, limits: Limits) -> None:
     for segment in submit.segments:
         _check_tokens(segment.tokens, limits, "segments", may_be_empty=True)
         segment.params.validate(limits.vocab_size)
+        _check_grammar(segment.grammar)
+
+
+def _check_grammar(grammar: GrammarSpec | None) -> None:
+    if grammar is None:
+        return
+    if not isinstance(grammar, GrammarSpec) or not isinstance(grammar.spec, str):
+        raise InvalidRequest("The grammar must be given as text.", param="response_format")
+    if not is_text(grammar.spec):
+        raise InvalidRequest("The grammar holds half a surrogate pair, which is no character.", param="response_format")
 
 
 def _check_namespace(key: NamespaceKey) -> None:
@@ -96,6 +106,8 @@ def _check_namespace(key: NamespaceKey) -> None:
 
 
 def _check_hints(hints: Hints) -> None:
+    if not isinstance(hints, Hints):
+        raise InvalidRequest(f"hints must be of type Hints; got {shown(hints)}.", param="hints")
     for name, value in (("program_id", hints.program_id), ("parent_id", hints.parent_id)):
         if value is not None:
             _check_key(name, value)
@@ -114,7 +126,7 @@ def _check_key(name: str, value: object) -> None:
 def _check_number(name: str, value: object, low: float, high: float, *, open_low: bool = False) -> None:
     if value is None:
         return
-    number = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+    number = isinstance(value, (int, float)) and not isinstance(value, bool)
     if not number or not low <= value <= high or (open_low and value == low):  # type: ignore[operator]
         bound = f"above {low:g} and at most {high:g}" if open_low else f"from {low:g} to {high:g}"
-        raise InvalidRequest(f"{name} must be a number {bound}; got {value!r:.80}.", param=name)
+        raise InvalidRequest(f"{name} must be a number {bound}; got {shown(value)}.", param=name)

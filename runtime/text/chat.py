@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from runtime.errors import InvalidRequest
+from runtime.params import is_text
 from runtime.text.messages import Message, merge_consecutive, normalise_messages
 from runtime.text.template import ChatTemplate, TemplateRefusal
 from runtime.text.tokenizer import Tokenizer
@@ -61,6 +62,8 @@ class ChatRenderer:
 
     def encode(self, text: str) -> list[int]:
         """Ids of rendered text: the template writes its own BOS, so none is added."""
+        if not is_text(text):
+            raise InvalidRequest("messages hold half a surrogate pair, which is no character.", param="messages")
         return self.tokenizer.encode(text, add_special=False)
 
     def render_text(

@@ -10,7 +10,7 @@ import pytest
 from runtime.config import EngineConfig
 from runtime.errors import ContextLengthExceeded, InvalidRequest
 from runtime.execute.fake import fake_spec
-from runtime.messages import Hints, NamespaceKey, Segment, Submit, pack_ids
+from runtime.messages import GrammarSpec, Hints, NamespaceKey, Segment, Submit, pack_ids
 from runtime.params import SamplingParams
 from runtime.validate import Limits, validate_submit
 
@@ -54,6 +54,8 @@ def test_a_good_request_passes() -> None:
         ({"client": 7}, "client"),
         ({"prompt_logprobs_from": 3}, "prompt_logprobs_from"),
         ({"prompt_logprobs_from": -1}, "prompt_logprobs_from"),
+        ({"grammar": GrammarSpec(kind="regex", spec=5)}, "response_format"),  # type: ignore[arg-type]
+        ({"grammar": GrammarSpec(kind="json_schema", spec='"\ud800"')}, "response_format"),
     ],
 )
 def test_each_bad_value_is_named(changes: dict[str, Any], param: str) -> None:
