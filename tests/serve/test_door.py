@@ -49,7 +49,6 @@ async def alive(served: Served) -> bool:
         ({"model": "zork"}, "model"),
         ({"frequency_penalty": 3}, "frequency_penalty"),
         ({"chat_template_kwargs": 3}, "chat_template_kwargs"),
-        ({"structured_outputs": {"regex": 5}}, "response_format"),
     ],
 )
 async def test_one_bad_value_is_refused_by_name_and_harms_nobody(body, param):
