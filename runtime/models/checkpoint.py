@@ -25,8 +25,11 @@ def resolve_model(name: str) -> Path:
     Raises NotFound for a name that is none of them, ModelLoadError if the hub cannot be reached.
     """
     path = Path(name).expanduser()
-    if path.exists():
-        return path
+    try:
+        if path.exists():
+            return path
+    except OSError as error:  # a name too long, a folder that may not be entered
+        raise NotFound(f"There is no model {name[:80]!r}: {error.strerror}.", param="model") from None
     if name in EMBEDDED:
         return embedded_path(name)
     if name.count("/") != 1 or name.startswith((".", "/", "~")) or name.endswith((".gguf", "/")):

@@ -55,7 +55,8 @@ class ModelConfig:
 
     def check(self) -> ModelConfig:
         """Raise ModelLoadError for sizes that cannot be a model; return self."""
-        for name in ("vocab_size", "hidden_size", "intermediate_size", "n_layers", "n_heads", "n_kv_heads", "head_dim"):
+        sizes = ("vocab_size", "hidden_size", "intermediate_size", "n_layers", "n_heads", "n_kv_heads", "head_dim")
+        for name in (*sizes, "context_length"):
             if getattr(self, name) < 1:
                 raise ModelLoadError(f"Model {self.name!r} has {name} {getattr(self, name)}; it must be positive.")
         if self.n_heads % self.n_kv_heads:
@@ -104,19 +105,20 @@ def config_from_hf(raw: Mapping[str, Any], name: str) -> ModelConfig:
         ).check()
     except KeyError as missing:
         raise ModelLoadError(f"The config.json of model {name!r} lacks {missing.args[0]!r}.") from None
-    except (TypeError, ValueError, ZeroDivisionError) as wrong:
+    except (TypeError, ValueError, ArithmeticError) as wrong:
         raise ModelLoadError(f"The config.json of model {name!r} has a value of the wrong kind: {wrong}.") from None
 
 
 def _hf_architecture(raw: Mapping[str, Any], name: str) -> str:
-    listed = raw.get("architectures") or [None]
-    architecture = HF_ARCHITECTURES.get(listed[0])
+    listed = raw.get("architectures")
+    listed = listed if isinstance(listed, list) and listed else [listed]
+    architecture = HF_ARCHITECTURES.get(str(listed[0]))
     if architecture is None:
         raise ModelLoadError(
             f"Model {name!r} has architecture {listed[0]!r}; supported: {', '.join(sorted(HF_ARCHITECTURES))}."
         )
-    if "quantization_config" in raw:
-        method = (raw["quantization_config"] or {}).get("quant_method", "unknown")
+    if quantization := raw.get("quantization_config"):
+        method = quantization.get("quant_method", "unknown") if isinstance(quantization, dict) else quantization
         raise ModelLoadError(f"Model {name!r} stores its weights quantised with {method!r}, which is not supported.")
     if raw.get("hidden_act", "silu") != "silu":
         raise ModelLoadError(f"Model {name!r} uses activation {raw['hidden_act']!r}; only silu is supported.")
@@ -199,7 +201,7 @@ def config_from_gguf(
         ).check()
     except KeyError as missing:
         raise ModelLoadError(f"The GGUF of model {name!r} lacks {missing.args[0]!r}.") from None
-    except (TypeError, ValueError, ZeroDivisionError) as wrong:
+    except (TypeError, ValueError, ArithmeticError) as wrong:
         raise ModelLoadError(f"The GGUF of model {name!r} has a value of the wrong kind: {wrong}.") from None
 
 

@@ -63,7 +63,7 @@ class StoredTensor:
                 f"supported: {', '.join(sorted(_FLOAT | _QUANTIZED))}."
             )
         block, block_bytes = gguf.GGML_QUANT_SIZES[kind]
-        if info.shape[-1] % block:
+        if not info.shape or info.shape[-1] % block:
             raise ModelLoadError(f"The tensor {name!r} of {path} has rows that are no whole number of blocks.")
         n_bytes = math.prod(info.shape) // block * block_bytes
         return StoredTensor(name, info.shape, kind, data_start + info.offset, n_bytes)

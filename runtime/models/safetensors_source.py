@@ -22,7 +22,7 @@ def read_json(path: Path) -> dict[str, Any]:
         value = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise ModelLoadError(f"The model folder {path.parent} lacks {path.name}.") from None
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as broken:
+    except (OSError, UnicodeDecodeError, json.JSONDecodeError, RecursionError) as broken:
         raise ModelLoadError(f"{path} cannot be read as JSON: {broken}.") from None
     if not isinstance(value, dict):
         raise ModelLoadError(f"{path} must hold a JSON object.")
@@ -63,6 +63,8 @@ def _shard_files(folder: Path) -> list[Path]:
         weight_map = read_json(folder / INDEX).get("weight_map")
         if not isinstance(weight_map, dict) or not weight_map:
             raise ModelLoadError(f"{folder / INDEX} has no weight_map.")
+        if not all(isinstance(name, str) for name in weight_map.values()):
+            raise ModelLoadError(f"{folder / INDEX} has a weight_map that does not name files.")
         return [folder / name for name in sorted(set(weight_map.values()))]
     if (folder / SINGLE).is_file():
         return [folder / SINGLE]

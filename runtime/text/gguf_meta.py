@@ -91,7 +91,7 @@ def read_gguf_header(path: str | Path) -> GgufHeader:
             if data[:4] != _MAGIC:
                 raise ModelLoadError(f"{path} is not a GGUF file: it does not start with 'GGUF'.")
             return _read_header(_Cursor(data), path)
-    except (struct.error, KeyError, ValueError, OSError) as error:
+    except (struct.error, KeyError, ValueError, ArithmeticError, RecursionError, OSError) as error:
         raise ModelLoadError(f"{path} cannot be read as a GGUF file, it may be truncated: {error}") from error
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from pathlib import Path
 
 import gguf
@@ -141,6 +142,25 @@ def test_a_truncated_file_is_one_clear_sentence(keep: int, tmp_path: Path) -> No
     path.write_bytes((tmp_path / "whole.gguf").read_bytes()[:keep])
     with pytest.raises(ModelLoadError, match=r"cut\.gguf .*(truncated|not a GGUF)"):
         GgufFile(path)
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        struct.pack("<IQQ", 3, 0, 1) + struct.pack("<Q", 17) + b"general.alignment" + struct.pack("<II", 4, 0),
+        struct.pack("<IQQ", 3, 1, 0) + struct.pack("<Q", 1) + b"t" + struct.pack("<IIQ", 0, 0, 0),
+        struct.pack("<IQQ", 3, 0, 1)
+        + struct.pack("<Q", 1)
+        + b"k"
+        + struct.pack("<I", 9)
+        + struct.pack("<IQ", 9, 1) * 5000,
+    ],
+    ids=["no alignment", "no shape", "deep"],
+)
+def test_a_header_that_makes_no_sense_is_one_clear_sentence(header: bytes, tmp_path: Path) -> None:
+    (tmp_path / "m.gguf").write_bytes(b"GGUF" + header + bytes(64))
+    with pytest.raises(ModelLoadError, match=r"m\.gguf|'m'"):
+        GgufFile(tmp_path / "m.gguf")
 
 
 def test_an_unsupported_architecture_or_type_is_named(tmp_path: Path) -> None:

@@ -103,6 +103,32 @@ def test_an_unsupported_config_is_one_clear_sentence(change: dict[str, Any], mes
         config_from_hf({**BASE, **change}, "m")
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"architectures": {"a": 1}},
+        {"architectures": [["x"]]},
+        {"quantization_config": "gptq"},
+        {"vocab_size": float("inf")},
+        {"max_position_embeddings": 0},
+    ],
+)
+def test_a_config_of_wrong_kinds_is_one_clear_sentence(change: dict[str, Any]) -> None:
+    with pytest.raises(ModelLoadError, match="'m'"):
+        config_from_hf({**BASE, **change}, "m")
+
+
+def test_an_unset_quantization_is_none() -> None:
+    assert config_from_hf({**BASE, "quantization_config": None}, "m") == config_from_hf(BASE, "m")
+
+
+def test_an_index_that_names_no_files_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(BASE))
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": 5}}))
+    with pytest.raises(ModelLoadError, match="weight_map"):
+        open_checkpoint(tmp_path)
+
+
 def test_a_config_without_a_needed_value_names_it() -> None:
     with pytest.raises(ModelLoadError, match="lacks 'vocab_size'"):
         config_from_hf({k: v for k, v in BASE.items() if k != "vocab_size"}, "m")
@@ -145,7 +171,7 @@ def test_dummy_weights_need_only_a_config_and_are_the_same_every_time(tmp_path: 
 
 
 def test_unknown_models_are_not_found(tmp_path: Path) -> None:
-    for name in ("no-such-model", str(tmp_path / "nothing"), "./nothing/here"):
+    for name in ("no-such-model", str(tmp_path / "nothing"), "./nothing/here", "long" * 2000):
         with pytest.raises(NotFound, match="There is no model"):
             resolve_model(name)
 
