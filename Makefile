@@ -37,6 +37,8 @@ $(INSTALLED):
 		"$(PYTHON)" -m venv $(VENV) || { echo "No virtual environment could be made; on Debian and Ubuntu: apt install python3-venv" >&2; exit 1; }; \
 	fi
 	@echo "Installing into $(VENV) (once; a few minutes)"
+	@# A pip that can resume a broken download.
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check 'pip>=25.1'
 	@# torch first and exactly pinned: a looser range can pull a build several gigabytes large.
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) \
 		"$$(grep -E '^torch==' constraints.txt)"
