@@ -169,6 +169,7 @@ def pull_command(args: argparse.Namespace) -> int:
 
 
 def _bench_parser(commands: Any) -> None:
+    from runtime.bench import measure
     from runtime.bench.serve import add_arguments, bench_serve
 
     parser = commands.add_parser("bench", help="measure this installation", description="Measure this installation.")
@@ -180,3 +181,10 @@ def _bench_parser(commands: Any) -> None:
     )
     add_arguments(one)
     one.set_defaults(command=bench_serve)
+    one = kinds.add_parser(
+        "load",
+        help="agent workloads against any OpenAI-compatible server",
+        description="Run streams, fan-outs, tool agents, JSON and prefill bursts against a server, and time them.",
+    )
+    measure.add_arguments(one)
+    one.set_defaults(command=measure.bench_load)
