@@ -66,13 +66,16 @@ lint: $(INSTALLED)
 types: $(INSTALLED)
 	$(BIN)/mypy
 
+# Tests run side by side, so each keeps to one thread of its own and sleeps where it waits for others.
+PARALLEL := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive $(BIN)/python -m pytest --numprocesses auto --maxprocesses 4
+
 unit: model
-	$(BIN)/python -m pytest -m "not soak" $(ARGS)
+	$(PARALLEL) -m "not soak" $(ARGS)
 
 test: lint types unit
 
 soak: model
-	$(BIN)/python -m pytest -m soak --timeout 3600 $(ARGS)
+	$(PARALLEL) -m soak --timeout 3600 $(ARGS)
 
 # Agent frameworks, unmodified, against our server. Heavy to install, so not part of `make test`.
 clients: model
