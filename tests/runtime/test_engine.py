@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import _thread
 import asyncio
+import signal
 import threading
 import time
 from collections.abc import Iterator
@@ -266,10 +266,12 @@ def test_a_dying_scheduler_is_told_to_everyone() -> None:
 
 
 def test_ctrl_c_aborts_what_it_interrupts(engine: rt.Engine) -> None:
+    main = threading.get_ident()
+
     def interrupt() -> None:
         while not engine.generator.n_live:
             time.sleep(0.001)
-        _thread.interrupt_main()
+        signal.pthread_kill(main, signal.SIGINT)  # wakes a wait, as the terminal's does
 
     threading.Thread(target=interrupt).start()
     with pytest.raises(KeyboardInterrupt):
