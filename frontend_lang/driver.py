@@ -166,6 +166,7 @@ class Driver:
             grammar=parts[0].gen.grammar,
             segments=tuple(segments),
             timeout_s=parts[0].gen.deadline,
+            stream=any(part.step.data.followed for part in parts),
         )
         await self.receive(request, parts)
 
@@ -295,7 +296,7 @@ class Driver:
             hints=self._hints(returning),
             client=self.run.id,
             group=self.run.id,
-            **options,
+            **{"stream": False, **options},
         )
 
     def _hints(self, returning: bool) -> Hints:

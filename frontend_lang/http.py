@@ -20,12 +20,14 @@ from frontend_lang.backend import Abilities, Piece, PieceStream
 from frontend_lang.record import common_prefix
 from runtime.errors import InvalidRequest, RametError, RequestFailed, Unavailable
 from runtime.generate import error_of
-from runtime.messages import Finish, Ids, Submit, TokenLogprob, Usage, unpack_ids
+from runtime.lang_wire import LangAbort, LangNews, LangProblem, LangRequest, LangSubmit
+from runtime.messages import Finish, Ids, Submit, unpack_ids
 from runtime.text.chat import ChatRenderer
 from runtime.text.tokenizer import Tokenizer
 from runtime.trail import Trail
 
 MAX_KNOWN = 512  # sequences whose handles are remembered
+_decode = msgspec.json.Decoder(LangNews).decode
 CONNECT_S = 10.0
 
 
@@ -128,7 +130,7 @@ class HttpBackend:
     async def _stream(self, requests: list[Submit], inboxes: list[asyncio.Queue[Any]], *, by_handle: bool) -> bool:
         """Follow one exchange. True if a handle was lost: nothing ran, send all ids."""
         bodies = [self._body(request, by_handle) for request in requests]
-        content = msgspec.json.encode({"requests": bodies})
+        content = msgspec.json.encode(LangSubmit(tuple(bodies)))
         async with self.client().stream("POST", "/lang/submit", content=content) as reply:
             if reply.status_code == 409 and by_handle:
                 await reply.aread()
@@ -137,41 +139,39 @@ class HttpBackend:
                 return True
             if reply.status_code != 200:
                 raise _error_of(reply.status_code, await reply.aread())
-            handles: list[str] = []
+            handles: tuple[str, ...] = ()
             trails = [Trail(unpack_ids(one.tokens), one.segments, self.stop_ids) for one in requests]
-            async for text in reply.aiter_lines():
-                line = json.loads(text)
-                if "handles" in line:
-                    handles = line["handles"]
-                    continue
-                index = line["i"]
-                if "error" in line:
-                    inboxes[index].put_nowait(_failure(line["error"]))
-                    continue
-                piece = _piece(line)
-                trails[index].add(piece.segment, piece.token_ids)
-                if piece.usage is not None:
-                    self._remember(requests[index].client, handles[index], trails[index])
-                inboxes[index].put_nowait(piece)
+            async for line in _lines(reply):
+                news = _decode(line)
+                if news.handles:
+                    handles = news.handles
+                elif news.error is not None:
+                    inboxes[news.i].put_nowait(_failure(news.error))
+                else:
+                    trails[news.i].add(news.segment, news.token_ids)
+                    if news.usage is not None:
+                        self._remember(requests[news.i].client, handles[news.i], trails[news.i])
+                    inboxes[news.i].put_nowait(_piece(news))
         return False
 
-    def _body(self, request: Submit, by_handle: bool) -> dict[str, Any]:
+    def _body(self, request: Submit, by_handle: bool) -> LangRequest:
         ids = unpack_ids(request.tokens)
         parent, keep = self._longest(request.client, ids) if by_handle else (None, 0)
         self.ids_sent += len(ids) - keep
-        return {
-            "rid": request.rid,
-            "parent": parent,
-            "keep": keep,
-            "suffix": ids[keep:].tobytes(),
-            "params": request.params,
-            "grammar": request.grammar,
-            "hints": request.hints,
-            "client": request.client,
-            "prompt_logprobs_from": request.prompt_logprobs_from,
-            "segments": request.segments,
-            "timeout_s": request.timeout_s,
-        }
+        return LangRequest(
+            rid=request.rid,
+            parent=parent,
+            keep=keep,
+            suffix=ids[keep:].tobytes(),
+            params=request.params,
+            grammar=request.grammar,
+            hints=request.hints,
+            client=request.client,
+            prompt_logprobs_from=request.prompt_logprobs_from,
+            segments=request.segments,
+            timeout_s=request.timeout_s,
+            stream=request.stream,
+        )
 
     def _longest(self, run: str, ids: Ids) -> tuple[str | None, int]:
         """The handle of the known sequence that begins most like `ids`, and how much of it to keep."""
@@ -225,31 +225,33 @@ class _Message:
             await asyncio.gather(self._task, return_exceptions=True)
 
     async def _abort(self, index: int) -> None:
-        content = msgspec.json.encode({"rids": [self._rids[index]]})
+        content = msgspec.json.encode(LangAbort((self._rids[index],)))
         await self._backend.client().post("/lang/abort", content=content)
 
 
-def _piece(line: dict[str, Any]) -> Piece:
+async def _lines(reply: httpx.Response) -> AsyncGenerator[bytes, None]:
+    """The answer's lines, as bytes: a line is decoded once, by msgspec."""
+    rest = b""
+    async for chunk in reply.aiter_raw():
+        *lines, rest = (rest + chunk).split(b"\n")
+        for line in lines:
+            yield line
+
+
+def _piece(news: LangNews) -> Piece:
     return Piece(
-        text=line.get("text", ""),
-        token_ids=tuple(line.get("token_ids", ())),
-        logprobs=_logprobs(line.get("logprobs")),
-        prompt_logprobs=_logprobs(line.get("prompt_logprobs")),
-        finish=msgspec.convert(line["finish"], Finish) if "finish" in line else None,
-        usage=msgspec.convert(line["usage"], Usage) if "usage" in line else None,
-        segment=line.get("segment", 0),
+        text=news.text,
+        token_ids=news.token_ids,
+        logprobs=news.logprobs or (),
+        prompt_logprobs=news.prompt_logprobs or (),
+        finish=news.finish,
+        usage=news.usage,
+        segment=news.segment,
     )
 
 
-def _logprobs(rows: Any) -> tuple[TokenLogprob, ...]:
-    return msgspec.convert(rows or (), tuple[TokenLogprob, ...])
-
-
-def _failure(problem: dict[str, Any]) -> RametError:
-    finish = Finish(
-        reason="error", message=problem.get("message"), status=problem.get("status"), param=problem.get("param")
-    )
-    return error_of(finish)
+def _failure(problem: LangProblem) -> RametError:
+    return error_of(Finish(reason="error", message=problem.message, status=problem.status, param=problem.param))
 
 
 def _error_of(status: int, body: bytes) -> RametError:

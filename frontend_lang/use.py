@@ -48,8 +48,8 @@ async def _write_call(driver: Driver, step: Step, node: ToolCall, typed: Typed) 
     part = Part(Step(gen, step.where, inner))
     driver.begin()
     prompt = await driver.context.commit()
-    request = driver.request(prompt, driver.params(part), grammar=gen.grammar, returning=True)
     outer: Var = step.data
+    request = driver.request(prompt, driver.params(part), grammar=gen.grammar, returning=True, stream=outer.followed)
     inner.listen(lambda piece: outer.push(piece or ""))
     await driver.receive(request, [part])
     try:

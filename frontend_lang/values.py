@@ -42,6 +42,11 @@ class Var:
     def done(self) -> bool:
         return self.future.done()
 
+    @property
+    def followed(self) -> bool:
+        """Whether somebody streams it."""
+        return bool(self._listeners)
+
     def push(self, text: str) -> None:
         """Text for whoever streams this value."""
         if not text:

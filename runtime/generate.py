@@ -25,6 +25,7 @@ from runtime.step import ModelSpec
 from runtime.validate import Limits, validate_submit
 
 SEED_WRAP = 1 << 64
+PATIENCE_S = 0.2  # how long outputs wait for more of their kind where nobody reads along
 
 __all__ = ["Completion", "Delta", "Generator", "Stream", "TextTables", "error_of"]
 
@@ -162,12 +163,19 @@ class _Live(NamedTuple):
 
 
 class _Inbox:
-    """Outputs waiting to be read. Holds no stream, so a dropped stream is collected and aborts."""
+    """Outputs waiting to be read. Holds no stream, so a dropped stream is collected and aborts.
 
-    __slots__ = ("_items", "_loop", "_waiter")
+    With `patience_s`, outputs that finish nothing are kept for that long, so that a reader who only wants the end is
+    woken rarely.
+    """
 
-    def __init__(self) -> None:
+    __slots__ = ("_items", "_loop", "_patience_s", "_ripe", "_taken_at", "_waiter")
+
+    def __init__(self, patience_s: float = 0.0) -> None:
         self._items: list[Output] = []
+        self._patience_s = patience_s
+        self._ripe = False  # something waits that is to be read now
+        self._taken_at = time.monotonic()
         self._waiter: asyncio.Future[None] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
 
@@ -176,12 +184,15 @@ class _Inbox:
 
     def put(self, output: Output) -> None:
         self._items.append(output)
+        if self._patience_s and output.finish is None and time.monotonic() - self._taken_at < self._patience_s:
+            return
+        self._ripe = True
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
     async def take(self) -> list[Output]:
-        """Everything that came since the last call; waits for at least one."""
-        if not self._items:
+        """Everything that came since the last call; waits for at least one that is to be read."""
+        if not self._ripe:
             assert self._loop is asyncio.get_running_loop(), "a stream is read in the loop that started it"
             self._waiter = self._loop.create_future()
             try:
@@ -189,6 +200,7 @@ class _Inbox:
             finally:
                 self._waiter = None
         items, self._items = self._items, []
+        self._ripe, self._taken_at = False, time.monotonic()
         return items
 
 
@@ -203,7 +215,7 @@ class Stream(AsyncIterator[Delta]):
 
     def __init__(self, generator: Generator, submits: Sequence[Submit], n: int, param: str) -> None:
         self.param = param
-        self.inbox = _Inbox()
+        self.inbox = _Inbox(0.0 if any(submit.stream for submit in submits) else PATIENCE_S)
         self.rids: tuple[str, ...] = ()
         self._generator = generator
         self._submits = submits

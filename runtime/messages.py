@@ -83,6 +83,7 @@ class Submit(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag=
     arrival: float = 0.0
     prompt_logprobs_from: int | None = None  # score prompt tokens from this position on
     segments: tuple[Segment, ...] = ()
+    stream: bool = True  # False: nobody reads along, so a frontend may hand on outputs late and together
 
 
 class SubmitMany(msgspec.Struct, frozen=True, tag="submit_many"):

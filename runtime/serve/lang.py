@@ -22,8 +22,8 @@ from starlette.routing import BaseRoute, Route
 
 from runtime.errors import InvalidRequest, RametError
 from runtime.generate import Delta, Generator, Stream
-from runtime.messages import GrammarSpec, Hints, Ids, Segment, Submit, pack_ids, unpack_ids
-from runtime.params import SamplingParams
+from runtime.lang_wire import LangAbort, LangNews, LangProblem, LangRequest, LangSubmit
+from runtime.messages import Ids, Submit, pack_ids, unpack_ids
 from runtime.serve.context import Caller, Serving
 from runtime.serve.trace import trace_of
 from runtime.serve.wire import EventStream, decode, dumps, json_response
@@ -32,30 +32,6 @@ from runtime.trail import Trail
 MAX_REQUESTS = 4096
 LEASE_S = 600.0
 MAX_HELD_TOKENS = 4_000_000
-
-
-class LangRequest(msgspec.Struct, frozen=True):
-    """One request of a program: ids [0, keep) of the sequence `parent`, then `suffix` (int32 bytes)."""
-
-    rid: str
-    suffix: bytes
-    params: SamplingParams
-    parent: str | None = None
-    keep: int = 0
-    grammar: GrammarSpec | None = None
-    hints: Hints = Hints()
-    client: str = ""
-    prompt_logprobs_from: int | None = None
-    segments: tuple[Segment, ...] = ()
-    timeout_s: float | None = None
-
-
-class LangSubmit(msgspec.Struct, frozen=True):
-    requests: tuple[LangRequest, ...]
-
-
-class LangAbort(msgspec.Struct, frozen=True):
-    rids: tuple[str, ...]
 
 
 class Handles:
@@ -181,6 +157,7 @@ class _Job:
                 prompt_logprobs_from=one.prompt_logprobs_from,
                 segments=one.segments,
                 timeout_s=one.timeout_s,
+                stream=one.stream,
             )
             for one, prompt in zip(requests, prompts, strict=True)
         ]
@@ -192,15 +169,16 @@ class _Job:
     async def lines(self) -> AsyncIterator[bytes]:
         queue: asyncio.Queue[bytes | None] = asyncio.Queue()
         tasks = [asyncio.ensure_future(self._follow(index, queue)) for index in range(len(self._streams))]
-        yield dumps({"handles": self._names}) + b"\n"
+        yield _line(LangNews(handles=tuple(self._names)))
         try:
             left = len(tasks)
             while left:
-                line = await queue.get()
-                if line is None:
-                    left -= 1
-                else:
-                    yield line
+                lines = [await queue.get()]
+                while not queue.empty():  # siblings often end in one step: one write for all of them
+                    lines.append(queue.get_nowait())
+                left -= lines.count(None)
+                if text := b"".join(line for line in lines if line is not None):
+                    yield text
         finally:
             for task in tasks:
                 task.cancel()
@@ -218,10 +196,10 @@ class _Job:
                 trail.add(delta.segment, delta.token_ids)
                 if delta.usage is not None:  # the handle is there before the client can use it
                     self._handles.put(self._names[index], self._owner, trail.ids())
-                queue.put_nowait(_line(index, delta))
+                queue.put_nowait(_line(_news(index, delta)))
         except RametError as error:
-            problem = {"message": str(error), "status": error.status, "param": error.param}
-            queue.put_nowait(dumps({"i": index, "error": problem}) + b"\n")
+            problem = LangProblem(str(error), error.status, error.param)
+            queue.put_nowait(_line(LangNews(i=index, error=problem)))
         finally:
             queue.put_nowait(None)
 
@@ -242,7 +220,18 @@ def _open(generator: Generator, submits: Sequence[Submit]) -> list[Stream | Rame
     return streams
 
 
-def _line(index: int, delta: Delta) -> bytes:
-    line = msgspec.to_builtins(delta)
-    line["i"] = index
-    return dumps({key: value for key, value in line.items() if value is not None and key != "index"}) + b"\n"
+def _news(index: int, delta: Delta) -> LangNews:
+    return LangNews(
+        i=index,
+        text=delta.text,
+        token_ids=delta.token_ids,
+        logprobs=delta.logprobs,
+        prompt_logprobs=delta.prompt_logprobs,
+        finish=delta.finish,
+        usage=delta.usage,
+        segment=delta.segment,
+    )
+
+
+def _line(news: LangNews) -> bytes:
+    return msgspec.json.encode(news) + b"\n"

@@ -12,6 +12,8 @@ import pytest
 import ramet as rt
 from frontend_lang.errors import DeadlineExceeded, GenerationFailed
 from runtime.engine import Engine
+from runtime.messages import Submit, pack_ids
+from runtime.params import SamplingParams
 from tests.lang.engines import toy_engine
 
 RULES = "You answer every question with care and in few words, as the rules of the house demand. "
@@ -222,3 +224,16 @@ async def test_many_programs_at_once(engine: Engine) -> None:
     results = await asyncio.gather(*(tree.arun(engine, 2, 2) for _ in range(5)))
     assert len({result.text for result in results}) == 1
     await asyncio.sleep(0)
+
+
+async def test_whoever_does_not_read_along_is_told_once(engine: Engine) -> None:
+    def asked(stream: bool) -> Submit:
+        return Submit(
+            rid="", tokens=pack_ids(range(40, 60)), params=SamplingParams(max_tokens=12, ignore_eos=True), stream=stream
+        )
+
+    late = [delta async for delta in engine.generator.stream(asked(False))]
+    live = [delta async for delta in engine.generator.stream(asked(True))]
+    assert len(late) == 1
+    assert late[0].token_ids == tuple(token for delta in live for token in delta.token_ids)
+    assert late[0].text == "".join(delta.text for delta in live)
