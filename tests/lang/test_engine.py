@@ -229,7 +229,10 @@ async def test_many_programs_at_once(engine: Engine) -> None:
 async def test_whoever_does_not_read_along_is_told_once(engine: Engine) -> None:
     def asked(stream: bool) -> Submit:
         return Submit(
-            rid="", tokens=pack_ids(range(40, 60)), params=SamplingParams(max_tokens=12, ignore_eos=True), stream=stream
+            rid="",
+            tokens=pack_ids(range(40, 60)),
+            params=SamplingParams(max_tokens=12, ignore_eos=True, temperature=0.0),
+            stream=stream,
         )
 
     late = [delta async for delta in engine.generator.stream(asked(False))]
