@@ -16,6 +16,7 @@ from radix.hints import HintsLike, note
 from radix.lease import Lease, LeaseError, Match, Tail
 from radix.pages import REQUEST, TREE, Ids
 from radix.store import COMMITTED, PageStore
+from radix.tails import Tails
 from radix.tree import TOKEN_BYTES, Namespace, Node, Spot
 from radix.withdraw import first_late
 
@@ -44,6 +45,7 @@ class PrefixCache:
         """
         self.store = PageStore(n_pages, page_size, policy, floors, events)
         self.pool, self.tree, self.heap = self.store.pool, self.store.tree, self.store.heap
+        self.tails = Tails(self.store)
         self.page_size = page_size
         self.enabled = enabled
         self.now = 0.0
@@ -92,7 +94,7 @@ class PrefixCache:
         adopted leaf stays in the tree as it was) and looked for again.
         """
         lease.check()
-        self._disown(lease)
+        self.tails.disown(lease)
         lease.tail = None
         if self.enabled:
             self._descend(lease, _key(tokens, lease.n_tokens, limit))
@@ -176,6 +178,16 @@ class PrefixCache:
             self._insert(lease, data[spot.n_bytes :], own[known:], step)
         return lease.n_tokens
 
+    def show_tail(self, lease: Lease, tokens: Ids, pages: Ids, upto: int, step: int) -> None:
+        """Let others match the tokens up to `upto` beyond the published whole pages, as written by `step`.
+
+        The request goes on in that page as in an adopted tail; others copy from it, in this very plan if they
+        like. Only for tokens that will never be taken back.
+        """
+        lease.check()
+        if self.enabled and lease.n_tokens < upto < lease.n_tokens + self.page_size:
+            self.tails.show(lease, _key(tokens, lease.n_tokens, upto), pages, step, self.now)
+
     def _remap(self, lease: Lease, spot: Spot, own: Ids) -> None:
         """The tree has these pages: point the request's table at them and retire its own."""
         node = self._border(spot)
@@ -183,7 +195,7 @@ class PrefixCache:
         mine = own.copy()
         own[:] = theirs
         if lease.leaf is not None:  # the adopted page is among them; a sibling has all of it now
-            self._disown(lease)
+            self.tails.disown(lease)
             mine = mine[1:]
         self._move(lease, node, spot.n_bytes // TOKEN_BYTES)
         self.pool.quarantine(mine, REQUEST)
@@ -195,7 +207,7 @@ class PrefixCache:
         if lease.leaf is not None:
             if int(new[0]) != int(lease.leaf.pages[0]):
                 raise LeaseError(f"page {int(new[0])} stands where the adopted page {int(lease.leaf.pages[0])} must")
-            self._fill_leaf(lease, data[: self.tree.page_bytes])
+            self.tails.fill(lease, data[: self.tree.page_bytes])
             data, new = data[self.tree.page_bytes :], new[1:]
         if len(new):
             self.pool.move(new, REQUEST, TREE)
@@ -215,16 +227,6 @@ class PrefixCache:
             self._move(lease, child, child.n_tokens)
             self.store.drop_shorter_tail(child)
 
-    def _fill_leaf(self, lease: Lease, page: bytes) -> None:
-        """The adopted tail is a full page now: the leaf becomes a normal node and the lease moves onto it."""
-        leaf = lease.leaf
-        assert leaf is not None
-        self.tree.rewrite(leaf, page)
-        leaf.appender, lease.leaf = None, None
-        lease.node = leaf  # pinned since its adoption
-        lease.n_tokens += self.page_size
-        self.store.drop_shorter_tail(leaf)
-
     # -- endings -----------------------------------------------------------------------------------------------
 
     def finish(
@@ -240,7 +242,7 @@ class PrefixCache:
         """The one ending of a request: stop, length, abort, retract. Raises LeaseError the second time.
 
         `n_tokens`: how many tokens have KV, committed. With `keep` their whole pages go to the tree and the
-        partial page stays as a tail leaf (or lengthens the adopted one); without, nothing more is added. All
+        partial page stays as a tail leaf (or lengthens the one it has); without, nothing more is added. All
         other private pages in `pages` (the request's whole table) become free at once: a plan that is being
         built must not name this request (drop its row, or wait for the commit).
         """
@@ -251,11 +253,11 @@ class PrefixCache:
         rest = _key(tokens, lease.n_tokens, n_tokens)
         tail = lease.leaf
         if tail is None:
-            tail = self._leave_tail(lease, rest, pages) if keep else None
+            tail = self.tails.leave(lease, rest, pages, self.now) if keep else None
         else:
             if keep:
-                self._lengthen(lease, rest)
-            self._disown(lease)
+                self.tails.lengthen(lease, rest)
+            self.tails.disown(lease)
         self.pool.free(pages[lease.n_tokens // self.page_size + (tail is not None) :], REQUEST)
         self._note(lease, tail if tail is not None and tail.n_pages else lease.node, hints)
         self._release(lease)
@@ -267,46 +269,6 @@ class PrefixCache:
         for node in (end, *note(self.tree, end, lease.program, hints, self.now)):
             self.heap.offer(node)
 
-    def _lengthen(self, lease: Lease, rest: bytes) -> None:
-        """Show the tokens appended to the adopted leaf to everyone, unless a sibling shows them already."""
-        leaf = lease.leaf
-        assert leaf is not None
-        if len(rest) > len(leaf.data) and not self.tree.covers(lease.node, rest):
-            self.tree.rewrite(leaf, rest)
-            self.store.page_step[leaf.pages] = COMMITTED
-            self.store.drop_shorter_tail(leaf)
-
-    def _leave_tail(self, lease: Lease, rest: bytes, pages: Ids) -> Node | None:
-        """Leave the partial page as a tail leaf; None if there is none or the tree has its tokens."""
-        if not rest or self.tree.covers(lease.node, rest):
-            return None
-        i = lease.n_tokens // self.page_size
-        page = pages[i : i + 1]
-        self.pool.move(page, REQUEST, TREE)
-        self.store.page_step[page] = COMMITTED
-        leaf = self.tree.attach(lease.node, rest, page)
-        self.tree.touch(leaf, lease.program, self.now)
-        self.store.drop_shorter_tail(leaf)
-        self.heap.offer(leaf)
-        self.heap.unpark(leaf.root.namespace)
-        return leaf
-
-    def _disown(self, lease: Lease) -> None:
-        """Give up the adopted leaf, which stays in the tree unless a sibling holds all its tokens."""
-        leaf = lease.leaf
-        if leaf is None:
-            return
-        leaf.appender, lease.leaf = None, None
-        self.tree.unpin(leaf, lease.node)
-        self._let_go(leaf, quarantine=True)  # this request's rows may still write there
-
-    def _let_go(self, node: Node, *, quarantine: bool = False) -> None:
-        """A hold on the node ended: it may be evicted now, and is dropped if a sibling has all its tokens."""
-        if node.evictable and self.tree.redundant(node):
-            self.store.drop_redundant(node, quarantine=quarantine)
-        else:
-            self.heap.offer(node)
-
     def _release(self, lease: Lease) -> None:
         lease.released = True
         self.leases.discard(lease)
@@ -316,7 +278,7 @@ class PrefixCache:
     def _drop_sources(self) -> None:
         for node in self.sources:
             self.tree.unpin(node, None)
-            self._let_go(node)
+            self.tails.let_go(node)
         self.sources.clear()
 
     # -- failure, flush, report --------------------------------------------------------------------------------

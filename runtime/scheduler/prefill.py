@@ -182,6 +182,8 @@ class PrefillPlanner:
         rows.published[slot] = state.cache.publish(
             request.lease, rows.row_tokens(slot), rows.row_pages(slot), end, state.step
         )
+        if end <= request.gen_start:  # what is generated may be cut again by a stop
+            state.cache.show_tail(request.lease, rows.row_tokens(slot), rows.row_pages(slot), end, state.step)
         if end == known:
             more = samples and end + 1 < rows.limit[slot]
             state.to_phase(request, Phase.DECODE if more else Phase.DRAIN)

@@ -149,8 +149,9 @@ class Speaker:
     def _can_cut(self, request: Request, n_drop: int) -> bool:
         """False where the stop begins inside a token, or in pages that others may read already."""
         rows, slot = self.state.rows, request.slot
-        cut = int(rows.known[slot]) - n_drop
-        return n_drop >= 0 and cut >= max(int(rows.published[slot]), request.gen_start)
+        cut, leaf = int(rows.known[slot]) - n_drop, request.lease.leaf
+        shown = int(rows.published[slot]) + (leaf.n_tokens if leaf is not None else 0)
+        return n_drop >= 0 and cut >= max(shown, request.gen_start)
 
     def _next_segment(self, request: Request, n_drop: int) -> None:
         """Cut the stop, append the next literal, and generate again in the same row."""

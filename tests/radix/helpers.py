@@ -163,8 +163,8 @@ class Client:
         self.queue[-1].rows.append((run, run.pages.copy(), run.computed))
         return True
 
-    def prefill(self, run: Run, upto: int | None = None, *, publish: bool = True) -> bool:
-        """Plan the tokens up to `upto`, publishing the whole pages; False when pages are lacking."""
+    def prefill(self, run: Run, upto: int | None = None, *, publish: bool = True, show: bool = False) -> bool:
+        """Plan the tokens up to `upto`, publishing the whole pages, with `show` the rest too; False: no pages."""
         upto = len(run.tokens) if upto is None else upto
         need = -(-upto // self.cache.page_size) - len(run.pages)
         if need > 0:
@@ -174,6 +174,8 @@ class Client:
             run.pages = np.append(run.pages, fresh)
         if publish:
             self.cache.publish(run.lease, run.tokens, run.pages, upto, self.step)
+        if show:
+            self.cache.show_tail(run.lease, run.tokens, run.pages, upto, self.step)
         stores = zip(self.slots(run.pages, run.computed, upto), run.tokens[run.computed : upto], strict=True)
         self.queue[-1].stores.extend((int(slot), int(token)) for slot, token in stores)
         run.computed = max(run.computed, upto)

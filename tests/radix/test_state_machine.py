@@ -40,9 +40,9 @@ class CacheMachine(RuleBasedStateMachine):
     def fail(self) -> None:
         self.world.fail()
 
-    @rule(which=WHICH, n=st.integers(1, 40), publish=st.booleans())
-    def prefill(self, which: int, n: int, publish: bool) -> None:
-        self.world.prefill(which, n, publish)
+    @rule(which=WHICH, n=st.integers(1, 40), publish=st.booleans(), show=st.booleans())
+    def prefill(self, which: int, n: int, publish: bool, show: bool) -> None:
+        self.world.prefill(which, n, publish, show)
 
     @rule(which=WHICH, base=st.integers(0, 2), n=st.integers(1, 9))
     def generate(self, which: int, base: int, n: int) -> None:
@@ -126,7 +126,7 @@ def soak(world: World, seed: int, n: int) -> None:
         i = [int(x) for x in rng.integers(0, 1000, 4)]
         args: dict[str, tuple[object, ...]] = {
             "start": (i[0], i[1], i[2] % 81, i[3] % 3, i[3] % 2 == 0),
-            "prefill": (i[0], 1 + i[1] % (2 * world.cache.page_size + 3), i[2] % 4 > 0),
+            "prefill": (i[0], 1 + i[1] % (2 * world.cache.page_size + 3), i[2] % 4 > 0, i[3] % 2 == 0),
             "finish": (i[0], i[1] % 4 > 0),
             "generate": (i[0], i[1] % 3, 1 + i[2] % 9),
             "advance": (i[0],),

@@ -133,15 +133,15 @@ class World:
             assert run.computed == found.total
         self.note(before)
         if run is not None and serve:
-            self.prefill(-1, len(tokens), True)
+            self.prefill(-1, len(tokens), True, fresh % 2 == 0)
 
-    def prefill(self, which: int, n: int, publish: bool) -> None:
+    def prefill(self, which: int, n: int, publish: bool, show: bool) -> None:
         if not self.planning or not self.runs:
             return
         run, before = self.pick(which), self.cache.stats()
         upto = min(run.computed + n, len(run.tokens))
-        if self.client.prefill(run, upto, publish=publish) and publish:
-            self.known.add(run.lease.namespace, run.tokens[: run.lease.n_tokens])
+        if self.client.prefill(run, upto, publish=publish, show=publish and show) and publish:
+            self.known.add(run.lease.namespace, run.tokens[: upto if show else run.lease.n_tokens])
         self.note(before)
 
     def generate(self, which: int, base: int, n: int) -> None:
