@@ -24,6 +24,7 @@ class DecodeStep(msgspec.Struct, frozen=True, eq=False):
     """What changes each step for the decode rows."""
 
     kv: I32  # [rows] after this step
+    counter: I64  # the same, as the random streams want it
     positions: I32
     token_ids: I32
     slots: I64
@@ -31,6 +32,7 @@ class DecodeStep(msgspec.Struct, frozen=True, eq=False):
     kv_indptr: I32
     kv_indices: I32
     adjust: tuple[Adjust, ...] = ()
+    drains: bool = False  # some row has nothing more to plan after this
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +64,8 @@ class Planned(msgspec.Struct, frozen=True, eq=False):
     sample_slots: I64  # [samples]
     sample_gens: I64
     any_late: bool
+    epoch: int  # of the row table when it was planned: while it is the same, no row is stale
+    drains: bool = False  # some decode row comes to its length limit
 
 
 class Copies:
@@ -119,7 +123,7 @@ def decode_plan(step: int, frame: Frame, decode: DecodeStep) -> StepPlan:
         frame.top_p,
         frame.min_p,
         frame.seed,
-        decode.kv.astype(np.int64),  # counter
+        decode.counter,
         frame.late,
         frame.want_logprob,
         frame.n_top,
@@ -173,7 +177,7 @@ def mixed_plan(
         top_p=np.concatenate((frame.top_p, rows.top_p[s_slots])),
         min_p=np.concatenate((frame.min_p, rows.min_p[s_slots])),
         seed=np.concatenate((frame.seed, rows.seed[s_slots])),
-        counter=np.concatenate((decode.kv, ends[sampling])).astype(np.int64),
+        counter=np.concatenate((decode.counter, ends[sampling])),
         late=late,
         want_logprob=np.concatenate((frame.want_logprob, rows.want_logprob[s_slots])),
         n_top=max(frame.n_top, n_top, int(rows.n_top[s_slots].max(initial=0))),

@@ -28,13 +28,15 @@ class Committer:
 
     def commit(self, planned: Planned, result: StepResult) -> None:
         """Take in what `planned` computed. Rows whose generation is stale are dropped."""
-        state = self.state
-        live = state.rows.gen[planned.slots] == planned.gens
-        all_live = np.count_nonzero(live) == len(live)
-        self._move_cursors(planned, None if all_live else live)
+        rows = self.state.rows
+        live = None
+        if planned.epoch != rows.epoch:
+            live = rows.gen[planned.slots] == planned.gens
+            live = None if live.all() else live
+        self._move_cursors(planned, live)
         if not planned.pieces:
-            if all_live and not state.rows.n_overrides:
-                self._commit_plain(planned, result)
+            if live is None and not rows.n_overrides:
+                self._commit_decode(planned, result)
             else:
                 self._commit_samples(planned, result)
             return
@@ -47,14 +49,16 @@ class Committer:
     def _move_cursors(self, planned: Planned, live: npt.NDArray[np.bool_] | None) -> None:
         """`done` follows `kv` for live rows (None: all are). Some request must get further than ever before."""
         state, rows = self.state, self.state.rows
-        slots, kv = planned.slots, planned.plan.kv_lens
+        slots, kv, high = planned.slots, planned.plan.kv_lens, planned.frame.high
+        if live is not None or planned.pieces:
+            high = rows.high[slots]
         if live is not None:
             state.stats.rows_stale += int(len(live) - live.sum())
-            slots, kv = slots[live], kv[live]
+            slots, kv, high = slots[live], kv[live], high[live]
             if not len(slots):
                 return
         rows.done[slots] = kv
-        if not np.count_nonzero(kv > rows.high[slots]):
+        if kv[0] <= high[0] and not np.count_nonzero(kv > high):
             assert any(p.recovering for p in planned.pieces), "a step in which no request got further"
         if state.policy.bucketed:
             rows.service[slots] += 1
@@ -68,10 +72,13 @@ class Committer:
         request = rows.request(slot)
         if request.phase is Phase.PREFILL or request.segments_left:
             return
+        first, pages = int(rows.published[slot]) // state.page_size, rows.row_pages(slot)
+        before = pages[first:].copy()
         rows.published[slot] = state.cache.publish(
-            request.lease, rows.row_tokens(slot), rows.row_pages(slot), int(rows.done[slot]), step
+            request.lease, rows.row_tokens(slot), pages, int(rows.done[slot]), step
         )
-        state.pages_version += 1
+        if not np.array_equal(before, pages[first:]):
+            state.pages_version += 1
 
     # -- prompt logprobs and first tokens ----------------------------------------------------------------------
 
@@ -97,14 +104,19 @@ class Committer:
 
     # -- samples -----------------------------------------------------------------------------------------------
 
-    def _commit_plain(self, planned: Planned, result: StepResult) -> None:
+    def _commit_decode(self, planned: Planned, result: StepResult) -> None:
         """A decode step all of whose rows are live: the common case, with the frame's constants."""
-        frame, tokens = planned.frame, result.tokens
-        counter = planned.plan.counter
-        self._append(frame.slots, counter, tokens)
-        special = counter >= frame.drain_at
-        special |= self.state.is_eos[tokens] & frame.eos_stops
-        special |= frame.careful
+        state, frame, tokens = self.state, planned.frame, result.tokens
+        rows, counter = state.rows, planned.plan.counter
+        assert rows.known[frame.slots[0]] == counter[0], "a sample came back for another position than its row is at"
+        rows.flat_tokens[frame.flat + counter] = tokens
+        rows.known[frame.slots] = counter + 1
+        state.stats.generated += frame.n
+        ends = state.is_eos[tokens]
+        if not (planned.drains or frame.any_careful or result.failed or np.count_nonzero(ends)):
+            state.out.say(frame.requests, tokens.tolist())
+            return
+        special = (counter >= frame.drain_at) | (ends & frame.eos_stops) | frame.careful
         self._say(planned, result, frame.slots, tokens, special, None)
 
     def _commit_samples(self, planned: Planned, result: StepResult) -> None:
@@ -164,9 +176,7 @@ class Committer:
         if news:
             keep = np.flatnonzero(~special)
             plain, said = slots[keep].tolist(), tokens[keep].tolist()
-        for slot, token in zip(plain, said, strict=True):
-            request = requests[slot]
-            state.out.add(request.sink, Output(rid=request.submit.rid, tokens=(token,), segment=request.segment))
+        state.out.say([requests[slot] for slot in plain], said)
         for i, request in todo:
             assert request is not None
             j = i if index is None else int(index[i])

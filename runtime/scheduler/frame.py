@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from runtime.request import Request
 from runtime.scheduler.rows import RowTable
 from runtime.scheduler.share import share_groups
 from runtime.step import FROM_TABLE
@@ -44,6 +45,10 @@ class Frame:
     unknown: I32  # FROM_TABLE for every row
     eos_stops: npt.NDArray[np.bool_]
     careful: npt.NDArray[np.bool_]  # rows that need a look at commit
+    any_careful: bool
+    high: I32  # most KV that earlier attempts and segments computed
+    flat: I64  # where each row's tokens begin in the flat token table
+    requests: tuple[Request, ...]
 
     @property
     def n(self) -> int:
@@ -128,7 +133,7 @@ def build_frame(rows: RowTable, shared: list[tuple[list[int], int]], alone: list
     np.cumsum([len(members) for members, _ in shared], out=indptr[1:])
     at = np.array([slot for members, _ in shared for slot in members] + alone, np.int64)
     n = len(at)
-    late, n_top = rows.late[at], rows.n_top[at]
+    late, n_top, careful = rows.late[at], rows.n_top[at], rows.careful[at]
     ramp = np.arange(n + 1, dtype=np.int32)
     return Frame(
         slots=at,
@@ -154,5 +159,9 @@ def build_frame(rows: RowTable, shared: list[tuple[list[int], int]], alone: list
         ones=np.ones(n, np.int32),
         unknown=np.full(n, FROM_TABLE, np.int32),
         eos_stops=rows.eos_stops[at],
-        careful=rows.careful[at],
+        careful=careful,
+        any_careful=bool(careful.any()),
+        high=rows.high[at],
+        flat=at * rows.width,
+        requests=tuple(map(rows.request, at.tolist())),
     )

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterable
 
 from runtime.messages import Output, Outputs, Reply
-from runtime.request import Sink
+from runtime.request import Request, Sink
 
 log = logging.getLogger("ramet.scheduler")
 
@@ -23,6 +24,17 @@ class OutputBatch:
         if items is None:
             items = self._by_sink[sink] = []
         items.append(output)
+
+    def say(self, requests: Iterable[Request], tokens: Iterable[int]) -> None:
+        """One token of each request, and nothing else to tell of it."""
+        by_sink = self._by_sink
+        for request, token in zip(requests, tokens, strict=True):
+            output = Output(rid=request.submit.rid, tokens=(token,), segment=request.segment)
+            items = by_sink.get(request.sink)
+            if items is None:
+                by_sink[request.sink] = [output]
+            else:
+                items.append(output)
 
     def extend(self, sink: Sink, outputs: list[Output]) -> None:
         self._by_sink.setdefault(sink, []).extend(outputs)

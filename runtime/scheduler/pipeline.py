@@ -100,6 +100,7 @@ class Pipeline:
         state = self.state
         start = state.clock()
         self._committer.commit(step.planned, result)
+        state.committed = step.planned.plan.step
         now = state.clock()
         state.stats.commit_s.add(now - start)
         self._trace.span("commit", step.planned.plan.step, start, now)

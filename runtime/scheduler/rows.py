@@ -28,6 +28,7 @@ class RowTable:
         self.requests: list[Request | None] = [None] * n
         self._free = list(range(n_rows, 0, -1))
         self._next_gen = 1
+        self.epoch = 0  # goes up whenever rows planned before become stale
         # identity: `gen` is unique for each (request, attempt) that ever had a row; 0 marks an empty slot
         self.gen = np.zeros(n, np.int64)
         self.num = np.zeros(n, np.int64)
@@ -87,12 +88,16 @@ class RowTable:
         self.high[slot] = request.high_water
         self.num[slot] = request.num
         self.service[slot] = 0
-        self.renew(request)
+        self._name(request)
         self.set_params(request, seed)
         return slot
 
     def renew(self, request: Request) -> None:
         """Rows planned for this slot before now are stale from here on."""
+        self.epoch += 1
+        self._name(request)
+
+    def _name(self, request: Request) -> None:
         slot = request.slot
         self.gen[slot] = self._next_gen
         self._next_gen += 1
@@ -129,6 +134,7 @@ class RowTable:
     def give_back(self, request: Request) -> None:
         """The request leaves its slot, keeping its tokens."""
         slot = request.slot
+        self.epoch += 1
         request.known = int(self.known[slot])
         request.tokens = self.tokens[slot, : request.known].copy()
         request.high_water = max(request.high_water, int(self.done[slot]))

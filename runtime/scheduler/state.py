@@ -85,6 +85,7 @@ class State:
         self.model = StepTimeModel()
         self.growth = Growth()
         self.step = 0  # number of the next plan
+        self.committed = -1  # number of the plan committed last
         self.pages_version = 0  # changes when a running row's pages may have been remapped
         self.work = 0  # prompt tokens prefilled since the start
         self.n_admitted = 0
