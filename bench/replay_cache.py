@@ -41,6 +41,7 @@ class Hints:
     final: bool = False
     retain_ttl_s: float | None = None
     retain_priority: int = 0
+    expected_fanout: int = 0
 
 
 @dataclass(slots=True)

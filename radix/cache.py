@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -10,14 +10,14 @@ import numpy as np
 from radix.audit import audit
 from radix.dump import dump
 from radix.events import EventSink
-from radix.evict import EvictionPolicy
+from radix.evict import EvictionPolicy, Floors
 from radix.explain import Explanation, explain
 from radix.hints import HintsLike, note
 from radix.lease import Lease, LeaseError, Match, Tail
 from radix.pages import REQUEST, TREE, Ids
 from radix.store import COMMITTED, PageStore
 from radix.tails import Tails
-from radix.tree import TOKEN_BYTES, Namespace, Node, Spot
+from radix.tree import NO_PAGES, TOKEN_BYTES, Namespace, Node, Spot
 from radix.withdraw import first_late
 
 
@@ -35,13 +35,13 @@ class PrefixCache:
         page_size: int,
         *,
         policy: str | EvictionPolicy = "lru",
-        floors: Mapping[Namespace, int] | None = None,
+        floors: Floors | None = None,
         enabled: bool = True,
         events: EventSink | None = None,
     ) -> None:
         """`policy`: lru, lfu, slru, priority, hints, or one of your own. `floors`: pages that a namespace keeps
-        as long as others have pages to give. `enabled`: False shares nothing, to compare with. `events`: is
-        told of stored and removed pages whenever `flush_events` is called, and as a plan begins.
+        as long as others have pages to give, a mapping or a function. `enabled`: False shares nothing, to compare
+        with. `events`: is told of stored and removed pages whenever `flush_events` is called, and as a plan begins.
         """
         self.store = PageStore(n_pages, page_size, policy, floors, events)
         self.pool, self.tree, self.heap = self.store.pool, self.store.tree, self.store.heap
@@ -75,7 +75,16 @@ class PrefixCache:
             return Match(0, 0, None)
         spot = self.tree.locate(root, _key(tokens, 0, limit))
         n_tokens = spot.n_bytes // TOKEN_BYTES
-        return Match(n_tokens, n_tokens // self.page_size, (spot.page, spot.r) if spot.r else None)
+        tail = (spot.page, spot.r) if spot.r else None
+        return Match(n_tokens, n_tokens // self.page_size, tail, self.tree.n_loose(spot))
+
+    def peek(self, ns: Namespace, tokens: Ids, limit: int | None = None) -> Ids:
+        """The whole pages that `acquire` would lease, int32. Changes nothing."""
+        root = self.tree.roots.get(ns)
+        if root is None or not self.enabled:
+            return NO_PAGES
+        spot = self.tree.locate(root, _key(tokens, 0, limit))
+        return self.tree.path(spot.node)[: spot.n_bytes // TOKEN_BYTES // self.page_size]
 
     def acquire(self, ns: Namespace, tokens: Ids, limit: int | None = None, *, hints: HintsLike | None = None) -> Lease:
         """Lease the longest cached prefix of `tokens`, at most `limit` tokens (default: all but the last)."""
@@ -107,6 +116,7 @@ class PrefixCache:
         if spot.source is None:
             return
         leaf = spot.source
+        leaf.awaited = max(0, leaf.awaited - 1)
         adopted = leaf.appender is None and leaf.n_tokens == spot.r and self.tree.is_tail(leaf)
         if adopted:
             leaf.appender, lease.leaf = lease, leaf

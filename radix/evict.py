@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from itertools import chain, count
 from typing import Any, Protocol
 
-from radix.hints import NEVER, retain_level
+from radix.hints import NEVER, awaited, retain_level
 from radix.tree import Namespace, Node, RadixTree
 
 Score = tuple[Any, ...]
+Floors = Mapping[Namespace, int] | Callable[[Namespace], int]
 MAX_SEGMENTS = 2
 SLACK = 64  # entries a heap may hold beyond twice the tree's nodes before it is swept
-RETURN_HINTS = frozenset({"expect_return_s", "final"})
+RETURN_HINTS = frozenset({"expect_return_s", "expected_fanout", "final"})
 RETAIN_HINTS = frozenset({"retain"})
 
 
@@ -118,7 +120,11 @@ class Return(Priority):
     def score(self, node: Node, now: float) -> Score:
         due = node.back_at
         used = node.last_used if due is None else min(due, 2 * now - due)
-        return (retain_level(node, now), used, node.last_used)
+        return (retain_level(node, now), awaited(node, now), used, node.last_used)
+
+    def falls_at(self, node: Node, now: float) -> float | None:
+        ends = [t for t in (super().falls_at(node, now), node.await_until) if t is not None and t > now]
+        return min(ends, default=None)
 
 
 def label(node: Node, now: float) -> str:
@@ -127,6 +133,8 @@ def label(node: Node, now: float) -> str:
         return "final"
     if retain_level(node, now) > 0:
         return "retained"
+    if awaited(node, now):
+        return "awaited"
     if node.back_at is not None:
         return "overdue" if node.back_at < now else "expected"
     return "reused" if node.hits else "unused"
@@ -142,11 +150,11 @@ class EvictionHeap:
     from when eviction meets them until the namespace grows. `now` is the time of the plan.
     """
 
-    __slots__ = ("_segments", "_tick", "_timers", "_tree", "floors", "now", "parked", "policy")
+    __slots__ = ("_floor_of", "_segments", "_tick", "_timers", "_tree", "now", "parked", "policy")
 
-    def __init__(self, tree: RadixTree, policy: EvictionPolicy, floors: Mapping[Namespace, int] | None = None) -> None:
+    def __init__(self, tree: RadixTree, policy: EvictionPolicy, floors: Floors | None = None) -> None:
         self.policy = policy
-        self.floors = dict(floors or {})
+        self._floor_of = floors if callable(floors) else partial(_floor, dict(floors or {}))
         self.parked: dict[Namespace, set[Node]] = {}
         self.now = 0.0
         self._tree = tree
@@ -204,8 +212,7 @@ class EvictionHeap:
 
     def spare(self, leaf: Node) -> int:
         """Pages that may be cut off `leaf` before its namespace is down to its floor."""
-        floor = self.floors.get(leaf.root.namespace, 0)
-        return min(leaf.n_pages, leaf.root.n_pages_below - floor)
+        return min(leaf.n_pages, leaf.root.n_pages_below - self._floor_of(leaf.root.namespace))
 
     def park(self, leaf: Node) -> None:
         self.parked.setdefault(leaf.root.namespace, set()).add(leaf)
@@ -241,6 +248,10 @@ class EvictionHeap:
         for entries in self._segments:
             entries[:] = [entry for entry in entries if entry[2].entry is entry]
             heapq.heapify(entries)
+
+
+def _floor(floors: Mapping[Namespace, int], namespace: Namespace) -> int:
+    return floors.get(namespace, 0)
 
 
 def make_policy(policy: str | EvictionPolicy, n_pages: int) -> EvictionPolicy:

@@ -13,6 +13,7 @@ from radix.tree import Node, RadixTree
 MAX_EXPECT_S = 3600.0
 MAX_RETAIN_S = 3600.0
 MAX_LEVEL = 100
+AWAIT_S = 60.0  # how long the expected children of a request may keep its end
 NEVER = math.inf
 
 
@@ -29,6 +30,8 @@ class HintsLike(Protocol):
     def retain_ttl_s(self) -> float | None: ...
     @property
     def retain_priority(self) -> int: ...
+    @property
+    def expected_fanout(self) -> int: ...
 
 
 def note(tree: RadixTree, end: Node, program: object, hints: HintsLike | None, now: float) -> list[Node]:
@@ -36,7 +39,7 @@ def note(tree: RadixTree, end: Node, program: object, hints: HintsLike | None, n
 
     When the program returns (`back_at`) is noted on the nodes that are its alone: what others use too is not
     its to condemn, or to prolong. A final program condemns every branch it leaves, not only this path. A
-    retention holds for the whole path, whoever uses it.
+    retention holds for the whole path, whoever uses it; expected children hold its end until so many have come.
     """
     own = [node for node in tree.chain(end) if node.program == program]
     if hints is None:
@@ -47,6 +50,8 @@ def note(tree: RadixTree, end: Node, program: object, hints: HintsLike | None, n
         _retain(tree, end, hints, now)
     if hints.final:
         return _condemn(own[-1]) if own else []
+    if hints.expected_fanout > 0:
+        end.awaited, end.await_until = hints.expected_fanout, now + AWAIT_S
     wait = hints.expect_return_s
     for node in own:
         node.back_at = None if wait is None else now + min(max(wait, 0.0), MAX_EXPECT_S)
@@ -58,12 +63,17 @@ def retain_level(node: Node, now: float) -> int:
     return node.retain_level if now < node.retain_until else 0
 
 
+def awaited(node: Node, now: float) -> bool:
+    """True while requests are expected to continue from the node's end."""
+    return node.awaited > 0 and now < node.await_until
+
+
 def _condemn(top: Node) -> list[Node]:
     """Everything below a node that one program alone used is that program's too."""
     nodes, stack = [], [top]
     while stack:
         nodes.append(node := stack.pop())
-        node.back_at = NEVER
+        node.back_at, node.awaited = NEVER, 0
         stack.extend(node.children.values())
     return nodes
 

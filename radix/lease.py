@@ -13,11 +13,15 @@ class LeaseError(RuntimeError):
 
 
 class Match(NamedTuple):
-    """What a prompt finds in the cache: `n_tokens` in `n_pages` whole pages, and `tail` = (page, r) tokens more."""
+    """What a prompt finds in the cache: `n_tokens` in `n_pages` whole pages, and `tail` = (page, r) tokens more.
+
+    `n_loose` of the whole pages nobody holds: until they are leased they count as evictable too.
+    """
 
     n_tokens: int
     n_pages: int
     tail: tuple[int, int] | None
+    n_loose: int = 0
 
     @property
     def total(self) -> int:

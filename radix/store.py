@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
 
 import numpy as np
 
 from radix.events import EventLog, EventSink
-from radix.evict import EvictionHeap, EvictionPolicy, label, make_policy
+from radix.evict import EvictionHeap, EvictionPolicy, Floors, label, make_policy
 from radix.explain import Ghosts
 from radix.hashes import digests
 from radix.pages import REQUEST, TREE, Ids, PagePool
-from radix.tree import Namespace, Node, RadixTree
+from radix.tree import Node, RadixTree
 from radix.withdraw import doomed
 
 REMEMBER = 65_536  # evicted pages that `explain` knows of
@@ -27,7 +26,7 @@ class PageStore:
         n_pages: int,
         page_size: int,
         policy: str | EvictionPolicy,
-        floors: Mapping[Namespace, int] | None,
+        floors: Floors | None,
         events: EventSink | None,
     ) -> None:
         self.pool = PagePool(n_pages, page_size)

@@ -38,6 +38,8 @@ class Node:
 
     __slots__ = (
         "appender",
+        "await_until",
+        "awaited",
         "back_at",
         "children",
         "data",
@@ -68,6 +70,7 @@ class Node:
         self.program: object = None  # who uses it: one program, or SHARED
         self.back_at: float | None = None  # when that program is expected back, if it said so
         self.retain_until, self.retain_level = 0.0, 0
+        self.awaited, self.await_until = 0, 0.0  # requests expected to continue from here, and for how long
         self.appender: Lease | None = None  # the one request that writes on in this tail leaf
         self.entry: tuple[Any, ...] | None = None  # this node's live entry in the eviction heap
         self.root: Root = parent.root if parent is not None else self  # type: ignore[assignment]
@@ -181,6 +184,15 @@ class RadixTree:
             return None, 0
         exact = node.children.get(rest[: best * TOKEN_BYTES])  # a tail leaf that ends right here
         return (exact or node.children[key]), best
+
+    def n_loose(self, spot: Spot) -> int:
+        """Of the whole pages from the root to the spot, those that nobody pins."""
+        n = 0 if spot.node.pins else spot.n_edge - spot.node.n_pages
+        for node in self.chain(spot.node):
+            if node.pins:  # and with it all above
+                break
+            n += node.n_pages
+        return n
 
     def covers(self, node: Node, rest: bytes) -> bool:
         """True if some child of `node` begins with all of `rest` (less than a page of tokens)."""
@@ -319,6 +331,7 @@ class RadixTree:
             if hit:
                 self.n_hit += 0 if at.hits else len(at.pages)
                 at.hits += 1
+                at.awaited = max(0, at.awaited - 1)
             at = at.parent
 
     def touch(self, node: Node, program: object, now: float) -> None:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from runtime.errors import InvalidRequest
+from runtime.floors import parse_floors
 
 DEFAULT_MODEL = "smollm2-135m"
 
@@ -54,13 +55,22 @@ class EngineConfig:
     seed: int = _opt(0, "seed of requests that bring none")
     batch_invariant: bool = _opt(True, "with a GPU: fixed KV splits, so attention does not depend on the batch")
     numa_bind: bool = _opt(False, "with a GPU: keep to the CPUs of the socket it hangs on")
+    prefill_kernels: str = _opt("fa2", "with a GPU: FlashInfer's prefill; fa3 on Hopper", choices=("fa2", "fa3"))
+    cuda_graphs: str = _opt(
+        "start",
+        "with a GPU: capture decode steps at start, when first needed, or never",
+        choices=("start", "lazy", "off"),
+    )
 
     page_size: int = _opt(16, "tokens in a KV page", group="cache")
     kv_pool_tokens: int | None = _opt(
         None, "KV pool size in tokens (default: from free memory)", flag="--max-total-tokens", group="cache"
     )
-    mem_fraction: float = _opt(
-        0.5, "share of free memory the KV pool may take", flag="--mem-fraction-static", group="cache"
+    mem_fraction: float | None = _opt(
+        None,
+        "share of free memory the KV pool may take (default: 0.5 on a CPU, 0.9 on a GPU)",
+        flag="--mem-fraction-static",
+        group="cache",
     )
     kv_dtype: str = _opt(
         "auto",
@@ -73,6 +83,11 @@ class EngineConfig:
     eviction_policy: str = _opt(
         "lru", "which unpinned KV goes first", choices=("lru", "lfu", "slru", "priority", "hints"), group="cache"
     )
+    cache_floors: str | None = _opt(
+        None,
+        'tokens that a cache salt keeps cached while others have some to give; JSON as {"team-a": 65536}',
+        group="cache",
+    )
 
     schedule_policy: str = _opt(
         "lpm",
@@ -83,6 +98,9 @@ class EngineConfig:
     overlap: bool = _opt(True, "plan step N+1 while step N runs", group="scheduler")
     max_running: int = _opt(256, "requests in a batch", flag="--max-running-requests", group="scheduler")
     max_queue: int = _opt(4096, "requests that may wait; more get 429", flag="--max-queued-requests", group="scheduler")
+    max_queue_time_s: float | None = _opt(
+        None, "seconds a request may wait to start; then it gets 503 (default: no limit)", group="scheduler"
+    )
     max_step_tokens: int = _opt(1024, "tokens of one step", flag="--max-step-tokens", group="scheduler")
     chunk_tokens: int = _opt(
         512, "tokens of one request's prefill in one step", flag="--chunked-prefill-size", group="scheduler"
@@ -114,12 +132,17 @@ class EngineConfig:
         ):
             if getattr(self, name) < low:
                 raise InvalidRequest(f"{name} must be at least {low}; got {getattr(self, name)}.", param=name)
-        if not 0.0 < self.mem_fraction < 1.0:
+        if self.mem_fraction is not None and not 0.0 < self.mem_fraction < 1.0:
             raise InvalidRequest(
                 f"mem_fraction must be between 0 and 1; got {self.mem_fraction}.", param="mem_fraction"
             )
         if self.max_itl_inflation < 1.0:
             raise InvalidRequest("max_itl_inflation must be at least 1.", param="max_itl_inflation")
+        if self.max_queue_time_s is not None and self.max_queue_time_s <= 0:
+            raise InvalidRequest(
+                f"max_queue_time_s must be above 0; got {self.max_queue_time_s}.", param="max_queue_time_s"
+            )
+        parse_floors(self.cache_floors)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,6 +12,7 @@ from runtime.errors import (
     InvalidRequest,
     NotFound,
     QueueFull,
+    QueueTimeout,
     RametError,
     RequestAborted,
     RequestFailed,
@@ -75,6 +76,8 @@ def error_of(finish: Finish) -> RametError:
             return QueueFull(text)
         case 499:
             return RequestAborted(text)
+        case 503 if finish.param == QueueTimeout.param:
+            return QueueTimeout(text)
         case 503:
             return Unavailable(text)
         case _:

@@ -70,6 +70,13 @@ class Unavailable(RametError):
     code = "unavailable"
 
 
+class QueueTimeout(Unavailable):
+    """The request waited longer than the server lets requests wait; try again after `retry_after_s`."""
+
+    code = "queue_timeout"
+    param = "max_queue_time_s"
+
+
 class RequestFailed(RametError):
     """This one request could not be finished (a failed step, an all-masked row); the loop goes on."""
 

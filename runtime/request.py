@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -96,7 +96,10 @@ class Request:
     retracted_at: int = 0  # high_water when last retracted
     work_at_arrival: int = 0  # the scheduler's prefill work when it came
     skipped_since: int | None = None  # admissions done when it was first skipped for lack of room
+    account: Hashable = None  # whom its service is booked to, under a policy with accounts
+    charged: int = 0  # tokens of it that are booked already: what a retraction makes it compute again is not
     hit: int = 0  # tokens a probe found for it
+    loose: int = 0  # pages of these that nobody held then
     probed_at: int = -1
     grammar: GrammarState | None = None
     stops: StopMatcher | None = None

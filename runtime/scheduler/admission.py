@@ -47,16 +47,22 @@ def pages_needed(state: State, request: Request, n_cached: int) -> int:
     return state.pages_for(request.known + max(1, ahead)) - n_cached // state.page_size
 
 
-def fits_without(state: State, request: Request, slots: Collection[int]) -> bool:
-    """Would a waiting request fit if the running ones in `slots` gave way?"""
+def fits_without(state: State, request: Request, slots: Collection[int] = ()) -> bool:
+    """Would a waiting request fit if the running ones in `slots` gave way? Exact, so it looks at every page.
+
+    What it finds cached and nobody else holds is among the pages that could be freed, but will not be: it is its own.
+    """
     rows = state.rows
     stay = [r.slot for r in rows.running() if r.slot not in slots]
     if not stay:
         return True
     held = np.unique(np.concatenate([rows.row_pages(slot) for slot in stay]))
-    freed = np.setdiff1d(np.concatenate([rows.row_pages(slot) for slot in slots]), held)
+    gone = [rows.row_pages(slot) for slot in slots]
+    freed = np.setdiff1d(np.concatenate(gone), held) if gone else held[:0]
+    cached = state.cache.peek(state.namespace(request), request.tokens, state.match_limit(request, request.known))
+    loose = len(np.setdiff1d(cached, held))
     free = state.n_available + len(freed) - reserved(state, slots) - expected_growth(state, slots)
-    return pages_needed(state, request, request.hit) <= free
+    return pages_needed(state, request, len(cached) * state.page_size) + loose <= free
 
 
 class Admission:
@@ -79,15 +85,18 @@ class Admission:
         self._enter(request, lease)
         return True
 
-    def fits(self, request: Request, n_cached: int) -> bool:
-        """Pages for it are there beyond what the running requests will need. Alone, a request always fits."""
+    def fits(self, request: Request, n_cached: int, n_loose: int = 0) -> bool:
+        """Pages for it are there beyond what the running requests will need. Alone, a request always fits.
+
+        `n_loose`: pages of the cached ones that nobody holds yet, and that are counted as available until it does.
+        """
         state = self.state
         if state.rows.n_used == 0:
             return True
         if self._growth < 0:
             self._growth = expected_growth(state)
         free = state.n_available - reserved(state) - self._growth
-        return pages_needed(state, request, n_cached) <= free
+        return pages_needed(state, request, n_cached) + n_loose <= free
 
     def _enter(self, request: Request, lease: Lease) -> None:
         state, rows = self.state, self.state.rows
@@ -103,8 +112,7 @@ class Admission:
             state.stats.prompt_tokens += request.n_prompt
             request.tally.miss = why_missed(state, request, lease)
         self.take_leased(request)
-        if state.policy.bucketed:
-            state.queue.charge(state.queue.account(request), request.known - int(rows.kv[slot]))
+        state.charge(request, max(0, request.known - max(lease.total, request.charged)))
 
     def take_leased(self, request: Request) -> None:
         """Enter the pages a lease has newly matched into the row's table, and move the cursors to them."""
@@ -161,8 +169,9 @@ def refresh_hits(state: State) -> None:
 def probe_hit(state: State, request: Request) -> None:
     """Note what a request would find in the cache, and its new place in the queue."""
     request.probed_at = state.step
-    hit = state.cache.probe(state.namespace(request), request.tokens, request.match_limit(request.known)).total
-    if hit != request.hit:
-        request.hit = hit
+    found = state.cache.probe(state.namespace(request), request.tokens, request.match_limit(request.known))
+    request.loose = found.n_loose
+    if found.total != request.hit:
+        request.hit = found.total
         if request in state.queue:
             state.queue.rekey(request)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterable
+
 import numpy as np
 import numpy.typing as npt
 
@@ -60,8 +63,6 @@ class Committer:
         rows.done[slots] = kv
         if kv[0] <= high[0] and not np.count_nonzero(kv > high):
             assert any(p.recovering for p in planned.pieces), "a step in which no request got further"
-        if state.policy.bucketed:
-            rows.service[slots] += 1
         if planned.plan.step % PUBLISH_EVERY == 0:
             for slot in slots[kv - rows.published[slots] >= max(PUBLISH_TOKENS, state.page_size)].tolist():
                 self._publish(slot, planned.plan.step)
@@ -112,6 +113,8 @@ class Committer:
         rows.flat_tokens[frame.flat + counter] = tokens
         rows.known[frame.slots] = counter + 1
         state.stats.generated += frame.n
+        if state.policy.bucketed:
+            self._charge(frame.requests)
         ends = state.is_eos[tokens]
         if not (planned.drains or frame.any_careful or result.failed or np.count_nonzero(ends)):
             state.out.say(frame.requests, tokens.tolist())
@@ -146,6 +149,13 @@ class Committer:
         rows.flat_tokens[slots * rows.width + counter] = tokens
         rows.known[slots] = counter + 1
         self.state.stats.generated += len(slots)
+        if self.state.policy.bucketed:
+            self._charge(map(rows.request, slots.tolist()))
+
+    def _charge(self, requests: Iterable[Request]) -> None:
+        """One token of service for the program or client of each."""
+        for account, n in Counter(request.account for request in requests).items():
+            self.state.queue.charge(account, n)
 
     def _failed(self, result: StepResult, index: I64 | None) -> set[int]:
         """Places among the live samples of those that could not be sampled."""

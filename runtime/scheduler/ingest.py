@@ -5,15 +5,16 @@ from __future__ import annotations
 import heapq
 import itertools
 import logging
+from collections import deque
 from typing import Any
 
-from runtime.errors import InvalidRequest, QueueFull, RametError, Unavailable
+from runtime.errors import InvalidRequest, QueueFull, QueueTimeout, RametError, Unavailable
 from runtime.messages import Abort, Call, Finish, Output, Reply, Submit, SubmitMany, ToScheduler, Usage
 from runtime.request import Request, Sink
 from runtime.scheduler.admission import probe_hit
 from runtime.scheduler.grammar import start_grammar
 from runtime.scheduler.hints import honoured
-from runtime.scheduler.release import end, finish_of
+from runtime.scheduler.release import end, fail, finish_of
 from runtime.scheduler.speak import prepare_segment
 from runtime.scheduler.state import State
 from runtime.validate import validate_submit
@@ -29,6 +30,7 @@ class Ingest:
         self.state = state
         self._numbers = itertools.count(1)
         self._deadlines: list[tuple[float, int, Request]] = []
+        self._patience: deque[tuple[float, Request]] = deque()  # when each has waited long enough, in order
 
     def handle(self, message: ToScheduler, sink: Sink) -> None:
         if isinstance(message, Submit):
@@ -85,6 +87,7 @@ class Ingest:
         state = self.state
         request = Request.from_submit(next(self._numbers), submit, sink, state.now)
         request.work_at_arrival = state.work
+        state.families.note(submit.hints.program_id, submit.hints.parent_id)
         request.tally.honoured = honoured(state, submit.hints)
         start_grammar(state, request, submit.grammar)
         for segment in submit.segments:  # compiled ahead; the service keeps and shares what it compiles
@@ -97,6 +100,8 @@ class Ingest:
         state.queue.add(request)
         if request.deadline is not None:
             self._watch(request, request.deadline)
+        if state.config.max_queue_time_s is not None:
+            self._patience.append((state.now + state.config.max_queue_time_s, request))
 
     def _watch(self, request: Request, deadline: float) -> None:
         """Note a deadline. Those of requests that ended in time are dropped when they outnumber the others."""
@@ -143,8 +148,27 @@ class Ingest:
             message = f"The request did not finish within its timeout_s of {request.submit.timeout_s:g} s."
             end(state, request, Finish(reason="error", message=message, status=408, param="timeout_s"))
 
+        self._expire_waiting()
+
+    def _expire_waiting(self) -> None:
+        """End requests that have waited longer than the server allows. Who has once started is not among them."""
+        state = self.state
+        while self._patience:
+            until, request = self._patience[0]
+            waits = request in state.queue and not request.tally.admitted_at
+            if waits and until > state.now:
+                return
+            self._patience.popleft()
+            if waits:
+                state.stats.queue_timed_out += 1
+                limit = state.config.max_queue_time_s
+                fail(state, request, QueueTimeout(f"The request waited longer than max_queue_time_s ({limit:g} s)."))
+
     def next_deadline(self) -> float | None:
-        return self._deadlines[0][0] if self._deadlines else None
+        first = [self._deadlines[0][0]] if self._deadlines else []
+        if self._patience:
+            first.append(self._patience[0][0])
+        return min(first, default=None)
 
     # -- calls -------------------------------------------------------------------------------------------------
 

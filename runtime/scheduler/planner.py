@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 
 from runtime.request import Phase
-from runtime.scheduler.admission import Admission, fits_without
+from runtime.scheduler.admission import fits_without
 from runtime.scheduler.batch import (
     Copies,
     DecodeStep,
@@ -72,13 +72,12 @@ class Planner:
         state = self.state
         if not state.policy.preempts or not len(state.queue) or state.paused:
             return
-        first = next(iter(state.queue.candidates(state.work)))
+        first = next(iter(state.queue.candidates(state.work, state.n_admitted)))
         lower = {r.slot for r in lower_than(state, first)}
         if not lower or not fits_without(state, first, lower):
             return  # who gave way in vain would start again and give way again
         for _ in range(state.rows.n_used):
-            fits = state.rows.n_free > 0 and Admission(state).fits(first, first.hit)
-            if fits or not preempt(state, first):
+            if (state.rows.n_free and fits_without(state, first)) or not preempt(state, first):
                 return
 
     def _room_for_decode(self) -> npt.NDArray[np.bool_] | None:

@@ -64,7 +64,7 @@ class PrefillPlanner:
         room = min(state.rows.n_free, max(1, max_rows - len(going)))
         chosen: list[Request] = []
         n_probes = 0
-        for request in state.queue.candidates(state.work):
+        for request in state.queue.candidates(state.work, state.n_admitted):
             if len(chosen) >= room:
                 break
             resolve_grammar(state, request)
@@ -76,7 +76,7 @@ class PrefillPlanner:
             is_long = request.known - request.hit > chunk
             if is_long and n_long >= MAX_LONG:
                 continue
-            if not admission.fits(request, request.hit):
+            if not admission.fits(request, request.hit, request.loose):
                 state.queue.skip(request, state.n_admitted)
                 continue
             n_long += is_long

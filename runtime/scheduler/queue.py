@@ -9,7 +9,8 @@ from collections.abc import Callable, Hashable, Iterator
 from runtime.request import Request
 from runtime.scheduler.policy import Key, Policy, Waiting
 
-SCAN = 24  # candidates looked at in one step
+SCAN = 24  # best candidates looked at in one step
+ROTATE = 8  # others looked at beside them, in turn: if none of the best fits, one of these may
 WALL_AFTER = 64  # admissions that may overtake a request that does not fit
 MAX_ACCOUNTS = 1 << 16
 OVERDUE = 1 << 16  # tokens of prefill work after which a request goes first, whatever the policy
@@ -42,6 +43,8 @@ class WaitingQueue:
         self._next_serial = 0
         self._service: dict[Hashable, float] = {}
         self._wall: int | None = None
+        self._skipped: deque[int] = deque()  # who did not fit, the first skipped first; others are dropped later
+        self._turn: deque[int] = deque()  # who is looked at next beside the best; removed ones are skipped later
         self._round: deque[int] = deque()  # whose cached prefix is looked up next; removed ones are skipped later
 
     def __len__(self) -> int:
@@ -55,12 +58,13 @@ class WaitingQueue:
 
     def add(self, request: Request) -> None:
         view = self._view(request)
-        name = self.policy.bucket(view) if self.policy.bucketed else None
+        name = request.account = self.policy.bucket(view) if self.policy.bucketed else None
         key = self.policy.key(view)
         self._requests[request.num] = request
         self._keys[request.num] = (name, key)
         self._ages.append(request.num)
         self._round.append(request.num)
+        self._turn.append(request.num)
         self._sweep()
         bucket = self._buckets.get(name)
         if bucket is None:
@@ -99,17 +103,15 @@ class WaitingQueue:
             bucket.service = service
             self._list(bucket)
 
-    def account(self, request: Request) -> Hashable:
-        return self.policy.bucket(self._view(request)) if self.policy.bucketed else None
-
     # -- looking ---------------------------------------------------------------------------------------------
 
-    def candidates(self, work: int) -> Iterator[Request]:
-        """Requests to try, best first, at most SCAN. After each yield the caller may remove the one it got.
+    def candidates(self, work: int, n_admitted: int = 0) -> Iterator[Request]:
+        """Requests to try: the best SCAN in order, then ROTATE others in turn. The caller may remove the one it got.
 
         A request that has been overtaken too often is a wall: nothing behind it is offered. It comes first, as does
         one that is overdue, except where priorities are strict.
         """
+        self._raise_wall(n_admitted)
         strict = self.policy.preempts
         if self._wall is not None and not strict:
             yield self._requests[self._wall]
@@ -120,24 +122,54 @@ class WaitingQueue:
         if oldest is not None and not strict and work - oldest.work_at_arrival > OVERDUE:
             seen.add(oldest.num)
             yield oldest
-        if self.policy.arrange is not None:
-            yield from self._arranged(seen)
-            return
-        for _ in range(SCAN):
-            request = self._next(seen)
-            if request is None:
-                return
+        for request in self._arranged(seen) if self.policy.arrange is not None else self._in_order(seen):
             seen.add(request.num)
             yield request
             if request.num == self._wall:
                 return
+        if self._wall is None:
+            yield from self._others(seen)
+
+    def _in_order(self, seen: set[int]) -> Iterator[Request]:
+        """The first SCAN requests by account and key."""
+        for _ in range(SCAN):
+            request = self._next(seen)
+            if request is None:
+                return
+            yield request
+
+    def _others(self, seen: set[int]) -> Iterator[Request]:
+        """ROTATE requests that are not among the best, each time the next ones."""
+        left = ROTATE
+        for _ in range(min(len(self._turn), SCAN + 4 * ROTATE)):  # some were removed, some are seen
+            num = self._turn.popleft()
+            request = self._requests.get(num)
+            if request is None:
+                continue
+            self._turn.append(num)
+            if num not in seen:
+                seen.add(num)
+                yield request
+                left -= 1
+                if not left:
+                    return
 
     def skip(self, request: Request, n_admitted: int) -> None:
         """It did not fit. After WALL_AFTER admissions of others it becomes the wall."""
         if request.skipped_since is None:
             request.skipped_since = n_admitted
-        elif self._wall is None and n_admitted - request.skipped_since >= WALL_AFTER:
-            self._wall = request.num
+            self._skipped.append(request.num)
+        self._raise_wall(n_admitted)
+
+    def _raise_wall(self, n_admitted: int) -> None:
+        """Who was skipped first becomes the wall when its time has come, looked at again or not."""
+        while self._wall is None and self._skipped:
+            first = self._requests.get(self._skipped[0])
+            if first is not None and first.skipped_since is not None:
+                if n_admitted - first.skipped_since >= WALL_AFTER:
+                    self._wall = first.num
+                return
+            self._skipped.popleft()
 
     def oldest(self) -> Request | None:
         while self._ages and self._ages[0] not in self._requests:
@@ -184,6 +216,10 @@ class WaitingQueue:
             self._ages = deque(dict.fromkeys(num for num in self._ages if num in self._requests))
         if len(self._round) > most:
             self._round = deque(dict.fromkeys(num for num in self._round if num in self._requests))
+        if len(self._turn) > most:
+            self._turn = deque(dict.fromkeys(num for num in self._turn if num in self._requests))
+        if len(self._skipped) > most:
+            self._skipped = deque(num for num in self._skipped if num in self._requests)
 
     # -- buckets ---------------------------------------------------------------------------------------------
 

@@ -23,7 +23,7 @@ def release(state: State, request: Request, *, keep: bool = True, hints: Hints |
         state.to_phase(request, Phase.ENDED)
         state.cache.finish(lease, rows.row_tokens(slot), pages, n_kept, keep=keep, hints=hints)
         request.lease = None
-        book_service(state, request)
+        request.charged = int(rows.known[slot])
         rows.give_back(request)
     elif request in state.queue:
         state.queue.remove(request)
@@ -77,11 +77,3 @@ def count(state: State, finish: Finish) -> None:
         stats.failed += 1
     else:
         stats.finished += 1
-
-
-def book_service(state: State, request: Request) -> None:
-    """Charge what the row has had since the last booking to its program or client."""
-    if state.policy.bucketed:
-        slot = request.slot
-        state.queue.charge(state.queue.account(request), int(state.rows.service[slot]))
-        state.rows.service[slot] = 0

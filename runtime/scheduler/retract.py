@@ -85,7 +85,7 @@ def retract(state: State, request: Request) -> None:
     state.stats.retractions += 1
     state.stats.retracted_tokens += done
     requeue(state, request, keep=True)
-    request.hit = done
+    request.hit, request.loose = done, state.pages_for(done)
     state.queue.rekey(request)
 
 

@@ -57,7 +57,6 @@ class RowTable:
         # commit
         self.careful = np.zeros(n, np.bool_)  # needs Python at commit: stop strings, grammar, logprobs, segments
         self.eos_stops = np.zeros(n, np.bool_)
-        self.service = np.zeros(n, np.int64)  # tokens of work not yet booked to its program and client
 
     @property
     def n_free(self) -> int:
@@ -87,7 +86,6 @@ class RowTable:
         self.kv[slot] = self.done[slot] = self.n_pages[slot] = self.published[slot] = 0
         self.high[slot] = request.high_water
         self.num[slot] = request.num
-        self.service[slot] = 0
         self._name(request)
         self.set_params(request, seed)
         return slot

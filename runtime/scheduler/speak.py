@@ -117,6 +117,7 @@ class Speaker:
                 break
         state.stats.jumps += 1
         state.stats.forced += len(tokens)
+        state.charge(request, len(tokens))
         request.tally.forced += len(tokens)
         if verdict is None:
             if sampling:
@@ -170,6 +171,7 @@ class Speaker:
             return
         rows.tokens[slot, known:end_at] = literal
         rows.known[slot] = end_at
+        state.charge(request, len(literal))
         self._rewind(request, min(known, end_at - 1))
         start_grammar(state, request, segment.grammar)
         rows.set_params(request, state.config.seed + request.num)

@@ -12,9 +12,11 @@ import numpy.typing as npt
 from radix import Namespace, PrefixCache
 from radix.events import EventSink
 from runtime.config import EngineConfig
+from runtime.floors import floor_pages, parse_floors
 from runtime.grammar.protocol import GrammarService
 from runtime.request import Phase, Request
 from runtime.scheduler.budget import StepTimeModel
+from runtime.scheduler.families import Families
 from runtime.scheduler.frame import DecodeSet
 from runtime.scheduler.output import OutputBatch
 from runtime.scheduler.policy import POLICIES, Waiting
@@ -70,6 +72,7 @@ class State:
             runner.n_pages,
             runner.page_size,
             policy=config.eviction_policy,
+            floors=floor_pages(parse_floors(config.cache_floors), runner.page_size),
             enabled=config.prefix_cache,
             events=events,
         )
@@ -78,6 +81,7 @@ class State:
         self.prefill: list[Request] = []  # requests in phase PREFILL, by admission
         self.policy = POLICIES[config.schedule_policy]
         self.queue = WaitingQueue(self.policy, self.view)
+        self.families = Families()
         self.live: dict[str, Request] = {}
         self.out = OutputBatch()
         self.stats = Stats()
@@ -113,6 +117,11 @@ class State:
         limit = request.match_limit(n_tokens)
         return limit // self.page_size * self.page_size if request.no_tail else limit
 
+    def charge(self, request: Request, n_tokens: int) -> None:
+        """Book service to the request's program or client, where the policy keeps accounts."""
+        if self.policy.bucketed:
+            self.queue.charge(request.account, n_tokens)
+
     def namespace(self, request: Request) -> Namespace:
         key = request.submit.namespace
         return Namespace(key.adapter, key.salt, self.weights_version, key.media)
@@ -132,7 +141,7 @@ class State:
             work_at_arrival=request.work_at_arrival,
             priority=self.priority(request),
             resumed=request.tally.retractions > 0,
-            program=submit.hints.program_id or submit.group,
+            program=self.families.root_of(submit.hints.program_id or submit.group),
             client=submit.client,
             prefix=prefix,
         )

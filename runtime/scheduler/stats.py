@@ -70,6 +70,7 @@ class Stats:
     aborted: int = 0
     failed: int = 0
     timed_out: int = 0
+    queue_timed_out: int = 0
     steps: int = 0
     steps_decode: int = 0
     steps_prefill: int = 0

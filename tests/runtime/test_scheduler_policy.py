@@ -19,7 +19,7 @@ from runtime.scheduler.policy import (
     key_lpm,
     key_priority,
 )
-from runtime.scheduler.queue import OVERDUE, SCAN, WALL_AFTER, WaitingQueue
+from runtime.scheduler.queue import OVERDUE, ROTATE, SCAN, WALL_AFTER, WaitingQueue
 from tests.runtime.world import World, make_submit
 
 
@@ -124,7 +124,7 @@ def drain(queue: WaitingQueue, cost: float = 0.0, limit: int = 1000) -> list[int
     while len(queue) and len(out) < limit:
         request = next(queue.candidates(0))
         queue.remove(request)
-        queue.charge(queue.account(request), cost)
+        queue.charge(request.account, cost)
         out.append(request.num)
     return out
 
@@ -192,7 +192,7 @@ def test_looking_is_bounded_however_many_wait() -> None:
     queue, views = make_queue("lpm")
     for i in range(5000):
         put(queue, views, Waiting(i, hit=i % 97))
-    assert len(list(queue.candidates(0))) == SCAN
+    assert len(list(queue.candidates(0))) == SCAN + ROTATE
     assert len(queue.stale_hits(4)) == 4
 
 
@@ -242,7 +242,7 @@ def test_queue_survives_any_sequence(policy: str, actions: list[tuple[int, int, 
         elif action == 2 and inside:
             num, request = inside.popitem()
             queue.remove(request)
-            queue.charge(queue.account(request), hit)
+            queue.charge(request.account, hit)
         elif inside:
             num, request = next(iter(inside.items()))
             views[num] = Waiting(num, hit=hit, priority=kind, client=views[num].client, program=views[num].program)
