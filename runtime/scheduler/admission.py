@@ -103,7 +103,7 @@ class Admission:
         state.queue.remove(request)
         request.lease = lease
         request.skipped_since = None
-        slot = rows.take(request, state.config.seed + request.num)
+        rows.take(request, state.config.seed + request.num)
         state.to_phase(request, Phase.PREFILL)
         state.n_admitted += 1
         if not request.tally.admitted_at:

@@ -97,6 +97,14 @@ def make_room(state: State, n_pages: int) -> bool:
         if victim is None:
             return False
         state.growth.retracted()
+        state.full.say(
+            state.now,
+            "The KV pool is full: request %d gives way (%d running, %d waiting). A larger --max-total-tokens or a "
+            "smaller --max-running avoids it.",
+            victim,
+            state.rows.n_used,
+            len(state.queue),
+        )
         retract(state, next(r for r in state.rows.running() if r.num == victim))
     return True
 

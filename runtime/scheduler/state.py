@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -22,9 +23,12 @@ from runtime.scheduler.output import OutputBatch
 from runtime.scheduler.policy import POLICIES, Waiting
 from runtime.scheduler.queue import WaitingQueue
 from runtime.scheduler.rows import RowTable
+from runtime.scheduler.seldom import Seldom
 from runtime.scheduler.stats import Rate, Stats
 from runtime.step import Runner
 from runtime.validate import Limits
+
+log = logging.getLogger("ramet.scheduler")
 
 
 @dataclass(slots=True)
@@ -88,6 +92,7 @@ class State:
         self.rate = Rate()
         self.model = StepTimeModel()
         self.growth = Growth()
+        self.full = Seldom(log, logging.WARNING)
         self.step = 0  # number of the next plan
         self.committed = -1  # number of the plan committed last
         self.pages_version = 0  # changes when a running row's pages may have been remapped

@@ -5,10 +5,10 @@ from __future__ import annotations
 import logging
 
 from runtime.scheduler.batch import Planned
+from runtime.scheduler.seldom import Seldom
 from runtime.scheduler.state import State
 
 log = logging.getLogger("ramet.scheduler")
-LOG_EVERY_S = 60.0
 
 
 class Watchdog:
@@ -17,7 +17,7 @@ class Watchdog:
     def __init__(self, limit_s: float, now: float) -> None:
         self.limit_s = limit_s
         self._last = now
-        self._logged = -LOG_EVERY_S
+        self._seldom = Seldom(log, logging.ERROR)
         self.reason: str | None = None  # why health should be 503; None while all is well
 
     def progress(self, now: float) -> None:
@@ -50,7 +50,4 @@ class Watchdog:
         if self.reason is None:
             state.stats.stalls += 1
         self.reason = reason
-        now = state.clock()
-        if now - self._logged >= LOG_EVERY_S:
-            self._logged = now
-            log.error("%s", reason)
+        self._seldom.say(state.clock(), "%s", reason)
