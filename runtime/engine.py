@@ -22,9 +22,9 @@ from runtime.config import DEFAULT_MODEL, EngineConfig
 from runtime.errors import InvalidRequest, Unavailable
 from runtime.generate import Completion, Delta, Generator, Stream
 from runtime.messages import GrammarSpec, Hints, NamespaceKey, Submit, TokenLogprob, Usage
-from runtime.params import SamplingParams
+from runtime.params import SamplingParams, shown
 from runtime.prompt import Prompt, grammar_of, is_one, sampling, to_ids
-from runtime.text.chat import ChatRenderer
+from runtime.text.chat import ChatRenderer, template_variables
 
 T = TypeVar("T")
 DEFAULT_MAX_TOKENS = 128
@@ -170,7 +170,9 @@ class Engine:
             options = {"max_tokens": DEFAULT_MAX_TOKENS, **options}
         return Submit(
             rid=rid,
-            tokens=to_ids(prompt, self.tokenizer, self.chat_renderer, tools=tools, **(chat_template_kwargs or {})),
+            tokens=to_ids(
+                prompt, self.tokenizer, self.chat_renderer, tools=tools, **template_variables(chat_template_kwargs)
+            ),
             params=sampling(params, options),
             grammar=grammar_of(
                 grammar, json_schema=json_schema, regex=regex, ebnf=ebnf, choices=choices, json_object=json_object
@@ -187,6 +189,8 @@ class Engine:
 
     def abort(self, rid: str | None = None) -> int:
         """Cancel the request with this `rid`, or everything; the number of requests hit."""
+        if rid is not None and not isinstance(rid, str):
+            raise InvalidRequest(f"rid must be a string; got {shown(rid)}.", param="rid")
         return self.generator.abort_all() if rid is None else self.generator.abort(rid)
 
     def stats(self) -> dict[str, Any]:
@@ -301,6 +305,8 @@ def _config(model: str, config: EngineConfig | None, options: dict[str, Any]) ->
             raise InvalidRequest(f"The engine has no option {name!r}.{hint}", param=name)
     if config is None:
         return EngineConfig(model=model, **options)
+    if not isinstance(config, EngineConfig):
+        raise InvalidRequest(f"config must be of type EngineConfig; got {shown(config)}.", param="config")
     return dataclasses.replace(config, **options)
 
 

@@ -141,6 +141,7 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     prefilled_tokens: int = 0
     forced_tokens: int = 0
     retractions: int = 0
+    reasoning_tokens: int = 0  # of the completion; counted by the frontend, which knows the tags
     queue_s: float = 0.0
     first_token_s: float = 0.0
     total_s: float = 0.0

@@ -62,6 +62,11 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         _check_float("repetition_penalty", self.repetition_penalty, 0.0, 10.0, open_low=True)
         _check_int("seed", self.seed, -(2**63), 2**64 - 1, optional=True)
         _check_int("top_logprobs", self.top_logprobs, 0, MAX_TOP_LOGPROBS)
+        for name in ("ignore_eos", "include_stop_str", "skip_special_tokens", "logprobs"):
+            if not isinstance(getattr(self, name), bool):
+                raise InvalidRequest(f"{name} must be true or false; got {shown(getattr(self, name))}.", param=name)
+        if self.top_logprobs and not self.logprobs:
+            raise InvalidRequest("top_logprobs goes with logprobs=true only.", param="top_logprobs")
         self._validate_bias(vocab_size)
         self._validate_stops(vocab_size)
 

@@ -53,6 +53,11 @@ def is_one(prompt: Any) -> bool:
 
 def to_ids(prompt: Any, encoder: Encoder, renderer: Renderer, **render: Any) -> bytes:
     """One prompt as packed token ids. Raises InvalidRequest."""
+    tools = render.get("tools")
+    if tools is not None and (isinstance(tools, str) or not isinstance(tools, Sequence)):
+        raise InvalidRequest(f"tools must be a list; got a {_kind(tools)}.", param="tools")
+    if tools and not _is_chat(prompt):
+        raise InvalidRequest("tools go with a list of messages, not with a plain prompt.", param="tools")
     if isinstance(prompt, str):
         if not is_text(prompt):
             raise InvalidRequest("prompt holds half a surrogate pair, which is no character.", param="prompt")
@@ -66,6 +71,10 @@ def to_ids(prompt: Any, encoder: Encoder, renderer: Renderer, **render: Any) -> 
     if isinstance(prompt[0], Mapping):
         return pack_ids(renderer.render(list(prompt), **render))
     return pack_ids(_checked_ids(prompt))
+
+
+def _is_chat(prompt: Any) -> bool:
+    return isinstance(prompt, Sequence) and bool(prompt) and isinstance(prompt[0], Mapping)
 
 
 def _checked_ids(ids: Sequence[Any]) -> list[int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -26,6 +27,14 @@ class RopeConfig:
     mscale_all_dim: float | None = None
     truncate: bool = True
     frequency_factors: tuple[float, ...] = ()  # GGUF: a divisor for each frequency, in place of llama3's formula
+
+    @property
+    def numbers(self) -> tuple[tuple[str, float], ...]:
+        """What the formulas divide by or take the logarithm of."""
+        named = [("rope theta", self.theta), ("rope factor", self.factor)]
+        if self.kind == "llama3":
+            named += [("low_freq_factor", self.low_freq_factor), ("high_freq_factor", self.high_freq_factor)]
+        return (*named, *(("rope frequency factor", factor) for factor in self.frequency_factors))
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +74,13 @@ class ModelConfig:
             )
         if self.head_dim % 2:
             raise ModelLoadError(f"Model {self.name!r} has head size {self.head_dim}; rotary embedding needs it even.")
+        for what, number in (("RMS norm epsilon", self.norm_eps), *self.rope.numbers):
+            if not (math.isfinite(number) and number > 0):
+                raise ModelLoadError(f"Model {self.name!r} has {what} {number}; it must be a number above 0.")
+        if self.windows and len(self.windows) != self.n_layers:
+            raise ModelLoadError(
+                f"Model {self.name!r} gives the attention of {len(self.windows)} layers, but has {self.n_layers}."
+            )
         return self
 
 

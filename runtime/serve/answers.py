@@ -29,6 +29,7 @@ class AnswerState:
     token_ids: list[int] = field(default_factory=list)
     finish: Finish | None = None
     usage: Usage = field(default_factory=Usage)
+    n_thought: int = 0
 
     @property
     def reason(self) -> str:
@@ -79,6 +80,7 @@ class Answers:
             prompt_tokens=self.n_prompt,
             completion_tokens=self.n_completion,
             cached_tokens=first.cached_tokens,
+            reasoning_tokens=sum(state.n_thought for state in self.states),
         )
 
     async def __aiter__(self) -> AsyncGenerator[News]:
@@ -108,6 +110,7 @@ class Answers:
             events = [*events, *state.parser.finish()]
             state.finish = delta.finish
             state.usage = delta.usage or Usage(prompt_tokens=self.n_prompt)
+            state.n_thought = self._serving.n_thought(state.token_ids, self._planned.start)
         state.parsed.add(events)
         while len(state.call_ids) < len(state.parsed.calls):
             state.call_ids.append(new_call_id(short=self._serving.tool_family.short_ids))

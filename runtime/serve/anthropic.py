@@ -109,7 +109,7 @@ class _Writer:
 
     def _stop(self) -> dict[str, Any]:
         finish: Finish | None = self._state.finish
-        if self._state.reason == "tool_calls":
+        if self._state.reason == "tool_calls" and any(call.complete for call in self._state.parsed.calls):
             return {"stop_reason": "tool_use", "stop_sequence": None}
         if finish is not None and isinstance(finish.matched, str):
             return {"stop_reason": "stop_sequence", "stop_sequence": finish.matched}

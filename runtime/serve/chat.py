@@ -29,6 +29,7 @@ from runtime.serve.tools import read_choice, read_tools
 from runtime.serve.trace import trace_of
 from runtime.serve.turn import Turn, plan_turn
 from runtime.serve.wire import DONE, EventStream, event, json_response, read, unless_gone
+from runtime.text.chat import template_variables
 from runtime.text.parsers.base import CallArgs, CallStart, Event, Text, Thought
 
 MAX_TOP_LOGPROBS = 20
@@ -101,7 +102,7 @@ def to_turn(body: ChatRequest, caller: Caller) -> Turn:
     newer = checked_limit("max_completion_tokens", body.max_completion_tokens)
     limit = body.max_tokens if newer is None else newer
     tools = read_tools(body.tools)
-    template_args = dict(body.chat_template_kwargs or {})
+    template_args = template_variables(body.chat_template_kwargs)
     if body.continue_final_message:
         template_args["continue_final_message"] = True
     answer = [g for g in (response_grammar(body.response_format), sampling_grammar(body)) if g is not None]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
@@ -20,7 +21,7 @@ from runtime.serve.store import ResponseStore
 from runtime.step import ModelSpec
 from runtime.text.chat import ChatRenderer
 from runtime.text.parsers.choose import ToolFamily, choose_reasoning, choose_tools, mismatch
-from runtime.text.parsers.reasoning import ThinkTags
+from runtime.text.parsers.reasoning import Start, ThinkTags, thinking_tokens
 from runtime.text.tokenizer import Tokenizer
 
 log = logging.getLogger("ramet.serve")
@@ -91,6 +92,13 @@ class Serving:
             param="model",
             code="model_not_found",
         )
+
+    def n_thought(self, token_ids: Sequence[int], start: Start) -> int:
+        """How many tokens of an answer that begins like `start` are thought."""
+        if self.think is None:
+            return 0
+        pieces = self.tokenizer.token_bytes
+        return thinking_tokens((pieces[i] for i in token_ids if i < len(pieces)), self.think, start)
 
     def check_batch(self, n_prompts: int, n: int | None) -> int:
         """`n` with its default; refuses more answers in one request than the server allows."""

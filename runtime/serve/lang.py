@@ -230,6 +230,7 @@ def _news(index: int, delta: Delta) -> LangNews:
         finish=delta.finish,
         usage=delta.usage,
         segment=delta.segment,
+        forced=delta.forced,
     )
 
 

@@ -18,6 +18,9 @@ from runtime.serve.native_request import Batch, GenerateRequest, Item, read_batc
 from runtime.serve.streams import errors_as_events, started
 from runtime.serve.trace import Trace, trace_of
 from runtime.serve.wire import DONE, EventStream, event, json_response, read, unless_gone
+from runtime.text.parsers.reasoning import start_of
+
+TAIL_IDS = 16  # of the prompt: enough to see whether it opens or closes a thought
 
 
 def routes(serving: Serving) -> list[BaseRoute]:
@@ -105,6 +108,7 @@ class _State:
         self._input: list[TokenLogprob] = []
         self._output: list[TokenLogprob] = []
         self._finish: Finish | None = None
+        self._n_thought = 0
         self.usage = Usage(prompt_tokens=len(item.prompt.ids))
 
     def add(self, delta: Delta) -> None:
@@ -115,6 +119,14 @@ class _State:
         if delta.finish is not None:
             self._finish = delta.finish
             self.usage = delta.usage or self.usage
+            self._n_thought = self._count_thought()
+
+    def _count_thought(self) -> int:
+        serving = self._serving
+        if serving.think is None:
+            return 0
+        tail = serving.tokenizer.decode(self._item.prompt.ids[-TAIL_IDS:], skip_special=False)
+        return serving.n_thought(self._ids, start_of(tail, serving.think))
 
     def answer(self, trace: Trace) -> dict[str, Any]:
         usage = self.usage
@@ -128,7 +140,7 @@ class _State:
             "e2e_latency": trace.age(),
             "weight_version": "default",
             "num_retractions": usage.retractions,
-            "reasoning_tokens": 0,
+            "reasoning_tokens": self._n_thought,
         }
         if self._item.submit.params.logprobs:
             meta |= self._logprobs()

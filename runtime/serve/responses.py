@@ -20,6 +20,7 @@ from runtime.serve.tools import read_choice, read_tools
 from runtime.serve.trace import trace_of
 from runtime.serve.turn import Turn, plan_turn
 from runtime.serve.wire import EventStream, json_response, read, unless_gone
+from runtime.text.chat import template_variables
 
 
 class ResponsesRequest(SamplingFields, kw_only=True):
@@ -121,7 +122,7 @@ def to_turn(body: ResponsesRequest, messages: list[dict[str, Any]], caller: Call
         choice=read_choice(body.tool_choice, tools),
         parallel=body.parallel_tool_calls is not False,
         answer=text_format(body.text),
-        template_args=dict(body.chat_template_kwargs or {}),
+        template_args=template_variables(body.chat_template_kwargs),
         salt=body.cache_salt or body.extra_key,
         priority=body.priority or 0,
     )

@@ -13,6 +13,7 @@ from runtime.errors import InvalidRequest
 from runtime.serve.context import Serving
 from runtime.serve.tools import read_tools
 from runtime.serve.wire import json_response, read
+from runtime.text.chat import template_variables
 
 
 class TokenizeRequest(msgspec.Struct, kw_only=True):
@@ -60,7 +61,7 @@ def tokenized(serving: Serving, body: TokenizeRequest) -> dict[str, Any]:
     if body.messages is not None:
         tools = [tool.for_template() for tool in read_tools(body.tools)] or None
         generate = body.add_generation_prompt is not False
-        ids = serving.renderer.render(body.messages, tools, generate, **(body.chat_template_kwargs or {}))
+        ids = serving.renderer.render(body.messages, tools, generate, **template_variables(body.chat_template_kwargs))
         return _answer(serving, body, ids, limit)
     text = body.text if body.text is not None else body.prompt
     if text is None:

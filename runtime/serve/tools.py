@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -10,7 +9,6 @@ from typing import Any, Literal
 from runtime.errors import InvalidRequest
 from runtime.messages import GrammarSpec
 from runtime.serve.sampling import canonical
-from runtime.text.parsers.choose import ToolFamily
 
 MAX_TOOLS = 512
 MAX_PARALLEL_CALLS = 8
@@ -142,57 +140,3 @@ def _hoist_definitions(schema: dict[str, Any], tools: Sequence[Tool]) -> dict[st
         if merged:
             schema[key] = merged
     return schema
-
-
-def call_or_answer_grammar(
-    tools: Sequence[Tool], family: ToolFamily, answer: GrammarSpec | None, *, parallel: bool
-) -> GrammarSpec | None:
-    """With "auto" and a response schema, or strict tools: either valid calls or a valid answer.
-
-    Calls are constrained in the hermes notation, which every parser but the native ones reads; None where
-    nothing has to be enforced.
-    """
-    if family.name != "hermes" or not (answer or any(tool.strict for tool in tools)):
-        return answer
-    tags = [_hermes_tag(tool) for tool in tools]
-    if answer is None:
-        return _tag_spec(
-            {"type": "triggered_tags", "triggers": ["<tool_call>"], "tags": tags, "stop_after_first": not parallel}
-        )
-    calls = {
-        "type": "tags_with_separator",
-        "tags": tags,
-        "separator": "\n",
-        "at_least_one": True,
-        "stop_after_first": not parallel,
-    }
-    if (shape := _answer_format(answer)) is None:
-        return answer
-    return _tag_spec({"type": "or", "elements": [calls, shape]})
-
-
-def _hermes_tag(tool: Tool) -> dict[str, Any]:
-    name = canonical(tool.name)
-    return {
-        "type": "tag",
-        "begin": f'<tool_call>\n{{"name": {name}, "arguments": ',
-        "content": {"type": "json_schema", "json_schema": tool.parameters},
-        "end": "}\n</tool_call>",
-    }
-
-
-def _answer_format(answer: GrammarSpec) -> dict[str, Any] | None:
-    match answer.kind:
-        case "json_schema":
-            return {"type": "json_schema", "json_schema": json.loads(answer.spec)}
-        case "json_object":
-            return {"type": "json_schema", "json_schema": {"type": "object"}}
-        case "regex":
-            return {"type": "regex", "pattern": answer.spec}
-        case "ebnf":
-            return {"type": "grammar", "grammar": answer.spec}
-    return None
-
-
-def _tag_spec(shape: dict[str, Any]) -> GrammarSpec:
-    return GrammarSpec(kind="structural_tag", spec=canonical({"type": "structural_tag", "format": shape}))

@@ -13,9 +13,10 @@ from msgspec.structs import replace
 
 from runtime.messages import GrammarSpec, Submit, pack_ids
 from runtime.params import SamplingParams
+from runtime.serve.call_grammar import auto_grammar, auto_parser
 from runtime.serve.call_ids import canonical_calls
 from runtime.serve.context import Caller, Serving
-from runtime.serve.tools import NO_TOOLS, Tool, ToolChoice, call_or_answer_grammar, required_grammar
+from runtime.serve.tools import NO_TOOLS, Tool, ToolChoice, required_grammar
 from runtime.text.messages import Message, normalise_messages
 from runtime.text.parsers.base import FirstCallOnly, Parser, PlainParser
 from runtime.text.parsers.forced import ForcedArguments, ForcedCalls
@@ -50,6 +51,7 @@ class PlannedTurn:
     new_parser: Callable[[], Parser]
     name: str | None
     native_calls: bool  # calls come in the model's own notation, so their text can be put back later
+    start: Start  # how the answer begins, where the model thinks
 
 
 def plan_turn(serving: Serving, turn: Turn) -> PlannedTurn:
@@ -60,7 +62,7 @@ def plan_turn(serving: Serving, turn: Turn) -> PlannedTurn:
     family = serving.tool_family
     if uses_tools and family.special:
         params = replace(params, skip_special_tokens=False)
-    if turn.choice.mode == "auto" and not turn.parallel and family.end:
+    if turn.choice.mode == "auto" and turn.answer is None and not turn.parallel and family.end:
         params = replace(params, stop=(*params.stop, family.end), include_stop_str=True)
     start = start_of(text, serving.think) if serving.think else Start.ANSWERING
     if grammar is not None and serving.think is not None:
@@ -85,6 +87,7 @@ def plan_turn(serving: Serving, turn: Turn) -> PlannedTurn:
         new_parser=_parser_factory(serving, turn, start),
         name=turn.rid,
         native_calls=turn.choice.mode == "auto",
+        start=start,
     )
 
 
@@ -113,7 +116,7 @@ def _grammar(serving: Serving, turn: Turn) -> GrammarSpec | None:
         case "required" | "named":
             return required_grammar(turn.tools, turn.choice, parallel=turn.parallel)
         case "auto":
-            return call_or_answer_grammar(turn.tools, serving.tool_family, turn.answer, parallel=turn.parallel)
+            return auto_grammar(turn.tools, serving.tool_family, turn.answer, parallel=turn.parallel)
     return turn.answer
 
 
@@ -126,6 +129,8 @@ def _parser_factory(serving: Serving, turn: Turn, start: Start) -> Callable[[], 
                 return ForcedArguments(turn.choice.name)
             case "required":
                 return ForcedCalls()
+            case "auto" if turn.answer is not None:
+                return auto_parser(turn.tools, serving.tool_family)
             case "auto":
                 parser = serving.tool_family.new(names)
                 return parser if turn.parallel else FirstCallOnly(parser)

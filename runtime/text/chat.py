@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from runtime.errors import InvalidRequest
-from runtime.params import is_text
+from runtime.params import is_text, shown
 from runtime.text.messages import Message, merge_consecutive, normalise_messages
 from runtime.text.template import ChatTemplate, TemplateRefusal
 from runtime.text.tokenizer import Tokenizer
@@ -26,6 +26,20 @@ To call a function, answer with its name and arguments as JSON between <tool_cal
 <tool_call>
 {{"name": "function name", "arguments": {{"argument name": "value"}}}}
 </tool_call>"""
+
+
+_OURS = frozenset({"messages", "tools", "add_generation_prompt", "bos_token", "eos_token"})
+
+
+def template_variables(value: Any, param: str = "chat_template_kwargs") -> dict[str, Any]:
+    """Variables of the template's own that a client sets. Raises InvalidRequest for those it may not set."""
+    if value is None:
+        return {}
+    if not isinstance(value, Mapping) or not all(isinstance(name, str) for name in value):
+        raise InvalidRequest(f"{param} must map names to values; got {shown(value)}.", param=param)
+    if taken := sorted(_OURS & value.keys()):
+        raise InvalidRequest(f"{param} may not set {taken[0]}; the request has a field for it.", param=param)
+    return dict(value)
 
 
 class ChatRenderer:

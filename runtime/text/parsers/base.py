@@ -6,6 +6,7 @@ else is equal event by event once neighbouring `CallArgs` are joined.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -90,9 +91,38 @@ class FirstCallOnly:
         return events
 
 
+class CallsOrAnswer:
+    """An answer that is either calls, begun by one of `openings`, or plain text to its end."""
+
+    def __init__(self, openings: Sequence[str], calls: Parser) -> None:
+        self._openings = tuple(openings)
+        self._calls = calls
+        self._held = ""
+        self._chosen: Parser | None = None
+
+    def push(self, text: str) -> list[Event]:
+        if self._chosen is None:
+            self._held += text
+            if not self._held.startswith(self._openings) and any(o.startswith(self._held) for o in self._openings):
+                return []
+            text = self._choose()
+        assert self._chosen is not None
+        return self._chosen.push(text)
+
+    def finish(self) -> list[Event]:
+        rest = self._choose() if self._chosen is None else ""
+        assert self._chosen is not None
+        return [*self._chosen.push(rest), *self._chosen.finish()]
+
+    def _choose(self) -> str:
+        self._chosen = self._calls if self._held.startswith(self._openings) else PlainParser()
+        held, self._held = self._held, ""
+        return held
+
+
 @dataclass(slots=True)
 class Call:
-    """A tool call put together. `complete` is False for one that the token limit cut off."""
+    """A tool call put together. `complete`: its end came and its arguments are a JSON object."""
 
     name: str
     arguments: str = ""
@@ -119,7 +149,14 @@ class Answer:
                 case CallArgs(index, fragment):
                     self.calls[index].arguments += fragment
                 case CallEnd(index):
-                    self.calls[index].complete = True
+                    self.calls[index].complete = _is_object(self.calls[index].arguments)
+
+
+def _is_object(text: str) -> bool:
+    try:
+        return isinstance(json.loads(text), dict)
+    except (ValueError, RecursionError):
+        return False
 
 
 def parse_all(parser: Parser, text: str) -> Answer:

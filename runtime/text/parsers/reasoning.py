@@ -6,7 +6,7 @@ is parsed, so markup in thoughts never becomes a tool call.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from enum import Enum, auto
 
@@ -42,6 +42,25 @@ def start_of(prompt: str, tags: ThinkTags) -> Start:
     if tail.endswith(tags.open):
         return Start.THINKING
     return Start.ANSWERING if tail.endswith(tags.close) else Start.UNKNOWN
+
+
+def thinking_tokens(pieces: Iterable[bytes], tags: ThinkTags, start: Start) -> int:
+    """How many of an answer's tokens (given by their bytes) are thought, those of the tags included."""
+    opening, closing = tags.open.encode(), tags.close.encode()
+    said, n, sure = b"", 0, start is Start.THINKING
+    if start is Start.ANSWERING:
+        return 0
+    for n, piece in enumerate(pieces, 1):
+        before = max(0, len(said) - len(closing))
+        said += piece
+        if not sure:
+            head = said.lstrip()
+            sure = head.startswith(opening)
+            if not sure and not opening.startswith(head):
+                return 0
+        if sure and said.find(closing, before) >= 0:
+            return n
+    return n if sure else 0
 
 
 class ReasoningParser:
