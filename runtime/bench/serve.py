@@ -37,10 +37,21 @@ START_S = 120.0
 PROMPT = "Explain in a few words what a radix tree is, and why an agent's prompts share so much of theirs. "
 TICK_S = 1.0 / os.sysconf("SC_CLK_TCK")
 TARGET_US, TARGET_RATE = 60.0, 5000.0
+PACE_S = 0.06  # 256 streams at 60 ms a step ask for 4,300 events a second
+MEMORY_LOOKS = 10
 
 
 def null_parts(config: EngineConfig) -> Parts:
     """The embedded model's tokenizer over a device that answers at once."""
+    return _parts(config, 0.0)
+
+
+def paced_parts(config: EngineConfig) -> Parts:
+    """The same over a device that takes PACE_S a step, as a model does: each token is an event of its own."""
+    return _parts(config, PACE_S)
+
+
+def _parts(config: EngineConfig, latency_s: float) -> Parts:
     from runtime.build import assemble
     from runtime.execute.fake import FakeRunner, fake_spec
     from runtime.pull import embedded_path
@@ -48,8 +59,8 @@ def null_parts(config: EngineConfig) -> Parts:
 
     path = str(embedded_path(config.model))
     tokenizer = Tokenizer.from_model(path)
-    spec = fake_spec(tokenizer.vocab_size, 8192, tokenizer.eos_ids)
-    runner = FakeRunner(replace(spec, path=path), n_pages=8192, page_size=16, max_running=512, check=False)
+    spec = replace(fake_spec(tokenizer.vocab_size, 8192, tokenizer.eos_ids), path=path)
+    runner = FakeRunner(spec, n_pages=8192, page_size=16, max_running=512, latency_s=latency_s, check=False)
     return assemble(config, runner, tokenizer)
 
 
@@ -66,11 +77,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def bench_serve(args: argparse.Namespace) -> int:
     """Measure and print one table; 0 if both targets are met, 1 if not."""
     console = Console()
-    with null_server() as server:
-        with console.status("streaming"):
-            streaming = measure_streams(server, args.streams, args.tokens)
+    with null_server("paced_parts") as server, console.status("streaming, a token an event"):
+        paced = measure_streams(server, args.streams, args.tokens)
+    with null_server("null_parts") as server:
+        with console.status("streaming as fast as it goes"):
+            rows = [*paced.rows("paced"), *measure_streams(server, args.streams, args.tokens).rows("flat out")]
         with console.status("short requests"):
-            rows = [*streaming.rows(), *measure_requests(server, args.requests)]
+            rows += measure_requests(server, args.requests)
         with console.status("idle connections"):
             rows += asyncio.run(measure_idle(server, args.idle))
         with console.status("memory"):
@@ -80,7 +93,7 @@ def bench_serve(args: argparse.Namespace) -> int:
     for row in rows:
         table.add_row(*row)
     console.print(table)
-    return 0 if streaming.meets_targets else 1
+    return 0 if paced.meets_targets else 1
 
 
 # -- the server under test ---------------------------------------------------------------------------------------
@@ -103,15 +116,15 @@ class Server:
 
 
 @contextmanager
-def null_server() -> Iterator[Server]:
-    """`ramet serve` over the null device, in processes of its own."""
+def null_server(parts: str) -> Iterator[Server]:
+    """`ramet serve` over a device without a model, made by `parts` of this module, in processes of its own."""
     code = (
         "import sys\n"
         "from runtime.config import EngineConfig, ServerConfig\n"
         "from runtime.server import run_server\n"
         f"engine = EngineConfig(model={DEFAULT_MODEL!r}, max_running=512)\n"
         "server = ServerConfig(port=0, access_log=False)\n"
-        "sys.exit(run_server(engine, server, parts='runtime.bench.serve:null_parts'))\n"
+        f"sys.exit(run_server(engine, server, parts='runtime.bench.serve:{parts}'))\n"
     )
     with tempfile.TemporaryFile("w+") as log:
         process = subprocess.Popen([sys.executable, "-c", code], stderr=log, stdin=subprocess.DEVNULL)
@@ -172,16 +185,16 @@ class Streaming:
     def meets_targets(self) -> bool:
         return self.us_per_token <= TARGET_US and self.tokens_per_core >= TARGET_RATE
 
-    def rows(self) -> list[Row]:
+    def rows(self, name: str) -> list[Row]:
         rate = self.n_tokens / self.seconds
         return [
-            ("streams at once", f"{self.n_streams}", ""),
-            ("streamed tokens/s, wall clock", f"{rate:,.0f}", ""),
-            ("events of a token (fewer: deltas merged)", f"{self.n_events / self.n_tokens:.2f}", ""),
-            ("streamed tokens/s per core", f"{self.tokens_per_core:,.0f}", f">= {TARGET_RATE:,.0f}"),
-            ("HTTP process CPU per token", f"{self.us_per_token:.1f} us", f"<= {TARGET_US:.0f} us"),
-            ("scheduler process CPU per token", f"{self.scheduler_cpu_s / self.n_tokens * 1e6:.1f} us", ""),
-            ("time to first token, p50 / p99", _spread(self.first_s), ""),
+            (f"{name}: streams at once", f"{self.n_streams}", ""),
+            (f"{name}: tokens/s, wall clock", f"{rate:,.0f}", ""),
+            (f"{name}: events a token (below 1: deltas merged)", f"{self.n_events / self.n_tokens:.2f}", ""),
+            (f"{name}: tokens/s per core", f"{self.tokens_per_core:,.0f}", f">= {TARGET_RATE:,.0f}"),
+            (f"{name}: HTTP process CPU per token", f"{self.us_per_token:.1f} us", f"<= {TARGET_US:.0f} us"),
+            (f"{name}: scheduler CPU per token", f"{self.scheduler_cpu_s / self.n_tokens * 1e6:.1f} us", ""),
+            (f"{name}: time to first token, p50 / p99", _spread(self.first_s), ""),
         ]
 
 
@@ -232,17 +245,19 @@ async def measure_idle(server: Server, n_idle: int) -> list[Row]:
 
 
 def measure_memory(server: Server, n_requests: int) -> list[Row]:
-    """Growth of both processes over the second half of `n_requests`, after the first half has warmed them."""
-    half = n_requests // 2
-    for i in range(2):
-        before = server.rss_mib()
-        bodies = [chat_body(f"{PROMPT}{i * half + j}", 4, stream=bool(j % 2)) for j in range(half)]
+    """Both processes' memory at ten places on the way; flat: the second half adds next to nothing."""
+    share = max(1, n_requests // MEMORY_LOOKS)
+    looks: list[tuple[float, float]] = []
+    for i in range(MEMORY_LOOKS):
+        bodies = [chat_body(f"{PROMPT}{i * share + j}", 4, stream=bool(j % 2)) for j in range(share)]
         asyncio.run(drive(HOST, server.port, bodies, 64))
-    http, scheduler = (now - then for now, then in zip(server.rss_mib(), before, strict=True))
-    return [
-        (f"HTTP process memory over {half:,} requests", f"{http:+.1f} MiB", "flat"),
-        (f"scheduler process memory over {half:,} requests", f"{scheduler:+.1f} MiB", "flat"),
-    ]
+        looks.append(server.rss_mib())
+    rows: list[Row] = []
+    for name, sizes in zip(("HTTP process", "scheduler process"), zip(*looks, strict=True), strict=True):
+        half = sizes[MEMORY_LOOKS // 2 - 1]
+        rows.append((f"{name}, MiB after each {share:,} requests", " ".join(f"{size:.0f}" for size in sizes), ""))
+        rows.append((f"{name}, growth over the last {share * 5:,}", f"{sizes[-1] - half:+.1f} MiB", "flat"))
+    return rows
 
 
 def measure_tokenizer() -> list[Row]:
@@ -264,4 +279,4 @@ def _spread(seconds: Sequence[float]) -> str:
     return f"{ordered[len(ordered) // 2] * 1e3:.1f} / {p99 * 1e3:.1f} ms"
 
 
-__all__ = ["Timing", "add_arguments", "bench_serve", "null_parts"]
+__all__ = ["Timing", "add_arguments", "bench_serve", "null_parts", "paced_parts"]
