@@ -266,3 +266,28 @@ def test_who_waits_too_long_gets_503_and_is_told_when_to_try_again() -> None:
         assert answer.json()["error"]["param"] == "max_queue_time_s"
         assert answer.json()["error"]["code"] == "queue_timeout"
         assert "retry-after" in answer.headers
+
+
+# -- counters --------------------------------------------------------------------------------------------------------
+
+
+def test_what_the_scheduler_counts_is_in_the_stats_and_in_the_metrics() -> None:
+    with served(latency_s=0.001) as (url, app, _):
+        for _ in range(2):
+            httpx.post(
+                f"{url}/v1/completions", json={"prompt": "x" * 100, "max_tokens": 8, "ignore_eos": True}, timeout=30
+            )
+        stats = app.engine.stats()
+        for name in ("plan_s", "launch_s", "wait_s", "commit_s", "queue_s", "step_tokens", "step_rows", "device_s"):
+            assert set(stats[name]) == {"mean", "p50", "p99", "max", "total"}
+            assert stats[name]["total"] > 0 or name == "queue_s"
+        assert 0.0 < stats["gil_free_share"] <= 1.0
+        assert 0.0 <= stats["device_idle_share"] < 1.0
+        assert (stats["prefilled"], stats["reused"], stats["generated"]) == (101, 99, 16)
+        assert stats["steps"] == stats["steps_decode"] + stats["steps_prefill"] + stats["steps_mixed"]
+        metrics = httpx.get(f"{url}/metrics", timeout=10).text
+        names = {line.split("{")[0] for line in metrics.splitlines() if not line.startswith("#")}
+        wanted = ["running", "waiting", "prefilled", "reused", "copied", "retracted_tokens", "preemptions", "evicted"]
+        wanted += ["plan_s", "launch_s", "wait_s", "commit_s", "queue_s", "gil_free_share", "steps_mixed"]
+        missing = [name for name in wanted if not any(name in known for known in names)]
+        assert not missing, sorted(names)

@@ -89,3 +89,32 @@ def test_overlap_gives_the_same_tokens(make_runner: MakeRunner) -> None:
         world.run()
         said.append({rid: s.tokens for rid, s in world.said.items()})
     assert said[0] == said[1]
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("overlap", [False, True], ids=["depth0", "depth1"])
+def test_hundreds_of_random_steps_of_the_embedded_model_answer_as_if_alone(smollm2: Path, overlap: bool) -> None:
+    """SmolLM2 on its own kernels and quantised weights, in a pool too small for the crowd; audited after every step."""
+
+    def load(**options: Any) -> ModelRunner:
+        settings = {"kv_pool_tokens": 256, "page_size": 16, "max_running": 6, "context_length": 256, **options}
+        return load_runner(EngineConfig(model=str(smollm2), threads=1, **settings))
+
+    crowded, quiet = load(), load(page_size=8, kv_pool_tokens=512)
+    try:
+        world = World(overlap=overlap, runner=crowded, max_step_tokens=64, chunk_tokens=32)
+        asked = crowd(world, seed=11, turns=300)
+        stats = world.scheduler.stats()
+        assert stats["steps"] > 300
+        assert stats["steps_failed"] == 0
+        assert stats["retractions"] > 0
+        assert stats["reused"] > 500
+        solo = World(overlap=False, runner=quiet, prefix_cache=False, max_step_tokens=512, chunk_tokens=512)
+        assert len(asked) > 10
+        for rid in list(asked)[::2]:
+            prompt, options = asked[rid]
+            solo.ask(rid, prompt, **options)
+            assert solo.run().tokens(rid) == world.tokens(rid)
+    finally:
+        crowded.close()
+        quiet.close()
