@@ -33,6 +33,17 @@ def caller() -> tuple[str, int]:
     return (frame.f_code.co_filename, frame.f_lineno) if frame is not None else ("", 0)
 
 
+def raised_at(error: BaseException) -> tuple[str, int]:
+    """File and line of the innermost frame outside this package that `error` went through."""
+    found = ("", 0)
+    trace = error.__traceback__
+    while trace is not None:
+        if not trace.tb_frame.f_code.co_filename.startswith(_HERE):
+            found = (trace.tb_frame.f_code.co_filename, trace.tb_lineno)
+        trace = trace.tb_next
+    return found
+
+
 class ProgramError(RametError):
     """Base of the errors of programs. `where` is the place, `message` the plain sentence."""
 
@@ -43,6 +54,12 @@ class ProgramError(RametError):
         self.message = message
         self.where = where or Where()
         super().__init__(f"{message} ({self.where})" if where else message)
+
+    def place(self, where: Where) -> None:
+        """Say where it happened, if that was not known yet: constructs do not know their program."""
+        if not self.where.line:
+            self.where = where
+            self.args = (f"{self.message} ({where})", *self.args[1:])
 
 
 class InvalidPiece(ProgramError):

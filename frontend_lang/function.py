@@ -11,13 +11,14 @@ from pathlib import Path
 from typing import Any, Concatenate, Generic, Literal, ParamSpec, TypeVar, overload
 
 from frontend_lang.batch import Batch
-from frontend_lang.errors import InvalidPiece, NotReady
+from frontend_lang.errors import BackendLost, InvalidPiece, NotReady, ProgramError, Where, caller
 from frontend_lang.ir import Call
 from frontend_lang.record import Record, Totals
 from frontend_lang.run import Run
 from frontend_lang.session import Batcher, Prepared, prepare
 from frontend_lang.state import State
 from frontend_lang.values import Info
+from runtime.errors import Unavailable
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -107,7 +108,7 @@ class Program(Generic[P, R]):
         """Run to the end in this thread (where a debugger stops in the program's own lines)."""
         self._check(args, kwargs)
         _refuse_loop("run", "arun")
-        prepared = prepare(target)
+        prepared = self._prepare(target)
         run = self._new(prepared, Batcher(prepared.backend), prepared.loop(), temperature, seed, deadline)
         if inspect.iscoroutinefunction(self.fn):
             value = run.do(run.aexecute(self._body(args, kwargs)))
@@ -127,7 +128,7 @@ class Program(Generic[P, R]):
     ) -> Result[R]:
         """Run on the current event loop (a plain function's body in a thread). Cancelling it cancels every branch."""
         self._check(args, kwargs)
-        prepared = prepare(target)
+        prepared = self._prepare(target)
         return await self._arun(prepared, Batcher(prepared.backend), args, kwargs, temperature, seed, deadline)
 
     @asynccontextmanager
@@ -146,7 +147,7 @@ class Program(Generic[P, R]):
         Leaving the block early cancels the run; else its failure is raised.
         """
         self._check(args, kwargs)
-        prepared = prepare(target)
+        prepared = self._prepare(target)
         loop = asyncio.get_running_loop()
         run = self._new(prepared, Batcher(prepared.backend), loop, temperature, seed, deadline)
         body = asyncio.ensure_future(run.aexecute(self._body(args, kwargs)))
@@ -176,7 +177,7 @@ class Program(Generic[P, R]):
         most `threads` threads. `on_error="return"` puts an error in its item's place.
         """
         _refuse_loop("run_batch", "arun_batch")
-        prepared = prepare(target)
+        prepared = self._prepare(target)
         return prepared.wait(
             self.arun_batch(
                 prepared,
@@ -209,7 +210,7 @@ class Program(Generic[P, R]):
         calls = [self._item(item) for item in items]
         for args, kwargs in calls:
             self._check(args, kwargs)
-        prepared = prepare(target)
+        prepared = self._prepare(target)
         batcher = Batcher(prepared.backend)
         began = time.monotonic()
         shared = (await prefetch(self, prepared, calls, batcher))[1] if len(calls) > 1 else None
@@ -235,14 +236,14 @@ class Program(Generic[P, R]):
         Returns its length in tokens.
         """
         _refuse_loop("prefetch", "aprefetch")
-        prepared = prepare(target)
+        prepared = self._prepare(target)
         return prepared.wait(self.aprefetch(prepared))
 
     async def aprefetch(self, target: Any) -> int:
         """`prefetch` for async code."""
         from frontend_lang.compiler import prefetch
 
-        return (await prefetch(self, prepare(target)))[0]
+        return (await prefetch(self, self._prepare(target)))[0]
 
     def explain(self, target: Any = None, /, *args: Any, **kwargs: Any) -> str:
         """The compiled program as text: what is constant, what is generated, what is shared; with token counts."""
@@ -262,7 +263,19 @@ class Program(Generic[P, R]):
         try:
             self.signature.bind(None, *args, **kwargs)
         except TypeError as error:
-            raise InvalidPiece(f"Program {self.name!r}: {error}.") from error
+            raise InvalidPiece(f"Program {self.name!r}: {error}.", self._here()) from error
+
+    def _here(self) -> Where:
+        return Where(self.name, "main", *caller())
+
+    def _prepare(self, target: Any) -> Prepared:
+        try:
+            return prepare(target)
+        except ProgramError as error:
+            error.place(self._here())
+            raise
+        except Unavailable as error:
+            raise BackendLost(str(error), self._here()) from error
 
     def _item(self, item: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
         if isinstance(item, Mapping):
@@ -289,9 +302,11 @@ class Program(Generic[P, R]):
         deadline: float | None,
     ) -> Run:
         if not isinstance(temperature, int | float) or not 0 <= temperature <= 100:
-            raise InvalidPiece(f"temperature must be a number from 0 to 100; got {temperature!r}.")
+            raise InvalidPiece(f"temperature must be a number from 0 to 100; got {temperature!r}.", self._here())
         if deadline is not None and (not isinstance(deadline, int | float) or deadline <= 0):
-            raise InvalidPiece(f"deadline must be a positive number of seconds; got {deadline!r}.")
+            raise InvalidPiece(f"deadline must be a positive number of seconds; got {deadline!r}.", self._here())
+        if isinstance(seed, bool) or not isinstance(seed, int):
+            raise InvalidPiece(f"seed must be an integer; got {seed!r}.", self._here())
         return Run(self.name, prepared, batcher, loop, temperature=float(temperature), seed=seed, deadline=deadline)
 
     async def _arun(

@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
-from frontend_lang.errors import BranchCancelled, DeadlineExceeded, InvalidPiece, Where
+from frontend_lang.errors import BranchCancelled, DeadlineExceeded, InvalidPiece, ProgramError, Where, raised_at
 from frontend_lang.ir import Call
 from frontend_lang.record import Record
 from frontend_lang.session import Batcher, Prepared
@@ -47,7 +47,7 @@ class Run:
         self.tool_wait_s = 1.0  # how long the last tool took: a hint
         self.told: list[BaseException] = []  # errors the user has seen
         self.fork_spans: dict[str, int] = {}
-        self.record = Record(name, self.id, prepared.backend.name)
+        self.record = Record(name, self.id, prepared.backend.name, token_bytes=prepared.backend.token_bytes)
         self.states: list[State] = []
         self._began = self.record.began = time.monotonic()
         self._dirty: deque[State] = deque()
@@ -138,7 +138,8 @@ class Run:
         self._arm()
         try:
             value = body(self.main)
-        except BaseException:
+        except BaseException as error:
+            self._place(error)
             self.do(self.shut())
             raise
         self.do(self.finish())
@@ -165,11 +166,17 @@ class Run:
             if self._error is not None:
                 raise self._error from None
             raise
-        except BaseException:
+        except BaseException as error:
+            self._place(error)
             await self.shut()
             raise
         await self.finish()
         return value
+
+    def _place(self, error: BaseException) -> None:
+        """A construct that was refused as the body wrote it does not know its program."""
+        if isinstance(error, ProgramError):
+            error.place(Where(self.name, "main", *raised_at(error)))
 
     async def finish(self) -> None:
         """The body has ended well: wait for every branch, then raise what failed and nobody saw."""
@@ -217,3 +224,5 @@ class Run:
             state._closed = state._closed or "The state is used after its run has ended."
             parent = state._parent.name if state._parent is not None else None
             self.record.branches[state.name] = (parent, tuple(state._driver.context.spans))
+            self.record.contexts[state.name] = state._driver.context
+            self.record.steps[state.name] = state._steps
