@@ -29,6 +29,7 @@ class Piece:
     finish: Finish | None = None
     usage: Usage | None = None
     segment: int = 0
+    forced: tuple[int, ...] = ()  # places in `token_ids` of tokens that a grammar forced
 
 
 class PieceStream(AsyncIterator[Piece]):

@@ -7,7 +7,7 @@ back; only open text (template text after the last word border) is tokenised aga
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from frontend_lang.codec import Codec
@@ -18,23 +18,31 @@ SETTLE_CHARS = 64  # shorter open text is not worth cutting
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """One piece of a branch's story: literal text (`ids` empty) or generated ids with their text."""
+    """One piece of a branch's story: literal text (`ids` empty) or generated ids with their text.
+
+    `at`: where among the branch's ids the generated ones begin. `forced`: which of them a grammar forced, by place.
+    """
 
     text: str
     ids: tuple[int, ...] = ()
     name: str = ""
     special: bool = False
-    forced: bool = False
+    forced: frozenset[int] = frozenset()
+    at: int = 0
 
 
 class Context:
     """Committed ids and open text of one branch, with the story since its beginning."""
 
-    __slots__ = ("_codec", "_open", "ids", "spans")
+    __slots__ = ("_codec", "_open", "base", "carried", "ids", "read", "silent", "spans")
 
     def __init__(self, codec: Codec, bos: Sequence[int] = ()) -> None:
         self._codec = codec
         self.ids = array("i", bos)
+        self.read = array("i")  # what the model has surely read or written: a copy, to check `ids` against
+        self.base = 0  # ids that were there when the story began
+        self.carried = ""  # open text that was there
+        self.silent = 0  # ids at the beginning that stand for no text of the story
         self._open: list[Text] = []
         self.spans: list[Span] = []
 
@@ -50,8 +58,15 @@ class Context:
         """An independent copy; its story starts here."""
         child = Context(self._codec)
         child.ids = self.ids[:]
+        child.read = self.read
+        child.base, child.carried = len(self.ids), self.open_text
         child._open = list(self._open)
         return child
+
+    def begin(self, ids: Sequence[int]) -> None:
+        """Start with ids that no text of the program stands for."""
+        self.ids.extend(ids)
+        self.silent += len(ids)
 
     async def add(self, text: str, *, special: bool = False, name: str = "") -> None:
         """Append literal text (`name`: the variable it is the value of)."""
@@ -79,11 +94,12 @@ class Context:
         self._open.clear()
         return self.ids
 
-    def extend(self, ids: Sequence[int], text: str, *, name: str = "", forced: bool = False) -> None:
+    def extend(self, ids: Sequence[int], text: str, *, name: str = "", forced: Iterable[int] = ()) -> None:
         """Append generated ids, exactly as sampled. The open text must be committed."""
         assert not self._open, "generated ids follow committed ids"
+        self.spans.append(Span(text, tuple(ids), name=name, forced=frozenset(forced), at=len(self.ids)))
         self.ids.extend(ids)
-        self.spans.append(Span(text, tuple(ids), name=name, forced=forced))
+        self.read = self.ids[:]
 
     async def splice(self, spans: Sequence[Span]) -> None:
         """Append another branch's story: its text as text, its generated ids as ids."""

@@ -45,7 +45,7 @@ class _Canvas:
                 continue
             self.box(x, y, row)
             for child in lane.children.get(index, ()):
-                self.lane(child, y + ROW + 24, (x + 90, y + BOX))
+                self.lane(child, y + ROW + 24, (x + COLUMN - 24, y + BOX // 2))
             y += ROW
         self.bottom = max(self.bottom, y)
 
@@ -69,8 +69,7 @@ class _Canvas:
 
     def link(self, start: tuple[int, int], end: tuple[int, int]) -> None:
         (x1, y1), (x2, y2) = start, end
-        middle = (y1 + y2) // 2
-        path = f"M{x1},{y1} C{x1},{middle} {x2},{middle} {x2},{y2}"
+        path = f"M{x1},{y1} H{x2 - 12} Q{x2},{y1} {x2},{y1 + 12} V{y2}"
         self.shapes.insert(0, f'<path d="{path}" fill="none" stroke="#7a8794"/>')
 
 
@@ -83,5 +82,6 @@ def draw(program: Program[Any, Any], target: Any, args: Sequence[Any], kwargs: M
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" '
         f'viewBox="0 0 {width} {height}" font-family="sans-serif" font-size="12" fill="#1d2733">'
-        f"<title>{escape(program.name)}</title>{''.join(canvas.shapes)}</svg>"
+        f'<title>{escape(program.name)}</title><rect width="100%" height="100%" fill="#ffffff"/>'
+        f"{''.join(canvas.shapes)}</svg>"
     )

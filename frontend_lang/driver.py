@@ -20,7 +20,7 @@ from frontend_lang.context import Context
 from frontend_lang.errors import ProgramError
 from frontend_lang.ir import Fork, Gen, Join, Mark, RoleClose, RoleOpen, Select, Step, Text, ToolCall
 from frontend_lang.outcome import Part, cut, explain, failure, gather, settle, settle_many, take
-from frontend_lang.record import Event
+from frontend_lang.record import Event, common_prefix
 from runtime.errors import RametError
 from runtime.messages import Finish, Hints, Segment, Submit, Usage, pack_ids
 from runtime.params import SamplingParams
@@ -131,7 +131,7 @@ class Driver:
     def begin(self) -> None:
         """Something is about to be generated: a prompt of raw text starts with the model's bos."""
         if self.fresh:
-            self.context.ids.extend(self.run.prepared.backend.bos_ids)
+            self.context.begin(self.run.prepared.backend.bos_ids)
             self.fresh = False
 
     async def _join(self, step: Step, node: Join) -> None:
@@ -222,10 +222,15 @@ class Driver:
                 await self._literal(step)
             await self.context.commit()
         kept, rest = self.kept_ids(part.ids, part.finish)
-        self.context.extend(kept, part.text[: len(part.text) - len(rest)] if rest else part.text, name=part.gen.name)
+        self._extend(part, kept, rest)
         if rest:
             await self.context.add(rest)
         settle(part, usage)
+
+    def _extend(self, part: Part, kept: Sequence[int], rest: str) -> None:
+        """Append what was generated; `rest` is the text of a token that does not stay."""
+        text = part.text[: len(part.text) - len(rest)]
+        self.context.extend(kept, text, name=part.gen.name, forced=part.forced)
 
     def kept_ids(self, ids: Sequence[int], finish: Finish | None) -> tuple[list[int], str]:
         """(ids that stay in the context, text of a token cut by a stop string).
@@ -265,7 +270,7 @@ class Driver:
         for request, copy, usage in zip(requests, copies, usages, strict=True):
             self._note(request, [copy], began, usage)
         kept, rest = self.kept_ids(copies[0].ids, copies[0].finish)
-        self.context.extend(kept, copies[0].text[: len(copies[0].text) - len(rest)], name=gen.name)
+        self._extend(copies[0], kept, rest)
         await self.context.add(rest)
         settle_many(part.step, copies, usages[0])
 
@@ -289,6 +294,8 @@ class Driver:
         `returning`: a tool runs next, and then this branch comes back.
         """
         self._count += 1
+        read = np.asarray(self.context.read, np.int32)
+        self.run.record.retokenised += len(read) - common_prefix(read, np.asarray(prompt, np.int32))
         return Submit(
             rid=f"{self.run.id}/{self.branch}/{self._count}",
             tokens=pack_ids(prompt),

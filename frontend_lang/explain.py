@@ -9,13 +9,20 @@ from typing import TYPE_CHECKING, Any
 
 from frontend_lang.compiler import constant_ids, trace
 from frontend_lang.holes import parts, readable
-from frontend_lang.ir import Dynamic, Fork, Gen, Join, RoleClose, RoleOpen, Select, Step, Text, ToolCall, Tree
+from frontend_lang.ir import Gen, RoleClose, RoleOpen, Step, Text, ToolCall, Tree, describe
 from frontend_lang.session import Prepared, prepare
 
 if TYPE_CHECKING:
     from frontend_lang.function import Program
 
 WIDTH = 60
+_NOTES = {
+    "select": "scored in one message",
+    "tool": "arguments constrained",
+    "fork": "planned together; everything above is shared",
+    "join": "generated ids are spliced, not tokenised again",
+    "dynamic": "decided at run time",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +97,7 @@ def _chain(step: Step, before: int) -> int:
 
 async def _row(step: Step, prepared: Prepared | None, roles: tuple[str, ...], chained: int) -> Row:
     node, line = step.node, step.where.line
+    kind, said = describe(node)
     if isinstance(node, Text):
         holes = [part for part in parts(node) if isinstance(part, str)]
         tokens = None if holes or prepared is None else len(await prepared.codec.encode([node]))
@@ -100,21 +108,13 @@ async def _row(step: Step, prepared: Prepared | None, roles: tuple[str, ...], ch
         if prepared is not None:
             made = prepared.pieces.open(roles) if opening else prepared.pieces.close(roles)
             tokens = len(await prepared.codec.encode([Text(await made, special=True)]))
-        return Row("role" if opening else "end", node.role, line, tokens)
+        return Row(kind, said, line, tokens)
     if isinstance(node, Gen):
         note = "same request as the gen before" if chained > 1 else ""
-        many = f" × {node.n}" if node.n > 1 else ""
-        return Row("gen", f"{node.name}: {node.kind}{many}", line, node.params.max_tokens, True, note)
-    if isinstance(node, Select):
-        return Row("select", f"{node.name}: {' | '.join(node.choices)}", line, note="scored in one message")
+        return Row(kind, said, line, node.params.max_tokens, True, note)
     if isinstance(node, ToolCall):
-        names = ", ".join(tool.name for tool in node.tools)
-        return Row("tool", f"{node.name}: {names}", line, node.params.max_tokens, True, "arguments constrained")
-    if isinstance(node, Fork):
-        return Row("fork", f"{len(node.names)} branches", line, note="planned together; everything above is shared")
-    if isinstance(node, Join):
-        return Row("join", ", ".join(node.names), line, note="generated ids are spliced, not tokenised again")
-    return Row("dynamic", node.why if isinstance(node, Dynamic) else "", line, note="decided at run time")
+        return Row(kind, said, line, node.params.max_tokens, True, _NOTES[kind])
+    return Row(kind, said, line, note=_NOTES.get(kind, ""))
 
 
 def _write(lane: Lane, indent: str, lines: list[str], shared: int) -> None:

@@ -52,18 +52,18 @@ class HttpBackend:
         self._known: dict[str, OrderedDict[str, _Known]] = {}  # program run -> its latest sequences
         about = self._fetch("/lang/tokenizer")
         self.model: str = about["model"]
-        self._tokenizer = Tokenizer.from_json(
+        self.tokenizer = Tokenizer.from_json(
             about["tokenizer"],
             chat_template=about["chat_template"],
             eos_ids=about["eos_ids"],
             bos=about["bos"],
             eos=about["eos"],
         )
-        self._renderer = ChatRenderer(self._tokenizer)
-        table = self._tokenizer.token_bytes
-        self.specials: Mapping[str, int] = {table[i].decode(): i for i in self._tokenizer.special_ids if table[i]}
+        self.renderer = ChatRenderer(self.tokenizer)
+        table = self.tokenizer.token_bytes
+        self.specials: Mapping[str, int] = {table[i].decode(): i for i in self.tokenizer.special_ids if table[i]}
         self.stop_ids = frozenset(about["eos_ids"])
-        self.bos_ids = tuple(self._tokenizer.encode("", add_special=True)[:1])
+        self.bos_ids = tuple(self.tokenizer.encode("", add_special=True)[:1])
         self.ids_sent = 0  # token ids that travelled, for whoever wonders
 
     def _fetch(self, path: str) -> dict[str, Any]:
@@ -89,13 +89,13 @@ class HttpBackend:
         ]
 
     async def encode(self, text: str) -> Sequence[int]:
-        return self._tokenizer.encode(text, add_special=False)
+        return self.tokenizer.encode(text, add_special=False)
 
     def token_bytes(self, token: int) -> bytes:
-        return self._tokenizer.token_bytes[token]
+        return self.tokenizer.token_bytes[token]
 
     async def render(self, messages: Sequence[Mapping[str, Any]], add_generation_prompt: bool) -> str:
-        return self._renderer.render_text(list(messages), add_generation_prompt=add_generation_prompt)
+        return self.renderer.render_text(list(messages), add_generation_prompt=add_generation_prompt)
 
     # ---- one message --------------------------------------------------------------------------------------
 
@@ -247,6 +247,7 @@ def _piece(news: LangNews) -> Piece:
         finish=news.finish,
         usage=news.usage,
         segment=news.segment,
+        forced=news.forced,
     )
 
 

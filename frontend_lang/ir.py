@@ -113,6 +113,30 @@ class Dynamic:
 Node = Text | RoleOpen | RoleClose | Gen[Any] | Select | ToolCall | Call | Fork | Join | Mark | Dynamic
 
 
+def describe(node: Node) -> tuple[str, str]:
+    """A node's kind and what it says, in words."""
+    match node:
+        case Text():
+            return "text", node.text
+        case RoleOpen():
+            return "role", node.role
+        case RoleClose():
+            return "end", node.role
+        case Gen():
+            return "gen", f"{node.name}: {node.kind}" + (f" × {node.n}" if node.n > 1 else "")
+        case Select():
+            return "select", f"{node.name}: {' | '.join(node.choices)}"
+        case ToolCall():
+            return "tool", f"{node.name}: {', '.join(tool.name for tool in node.tools)}"
+        case Fork():
+            return "fork", f"{len(node.names)} branches"
+        case Join():
+            return "join", ", ".join(node.names)
+        case Dynamic():
+            return "dynamic", node.why
+    return type(node).__name__.lower(), ""
+
+
 @dataclass(frozen=True, slots=True)
 class Step:
     """A node at its place in the source."""

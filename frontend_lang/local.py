@@ -50,4 +50,5 @@ async def _pieces(stream: Any) -> AsyncGenerator[Piece, None]:
             finish=delta.finish,
             usage=delta.usage,
             segment=delta.segment,
+            forced=delta.forced,
         )

@@ -32,6 +32,7 @@ class Part:
     step: Step
     before: list[Step] = field(default_factory=list)
     ids: list[int] = field(default_factory=list)
+    forced: set[int] = field(default_factory=set)
     text: str = ""
     logprobs: list[TokenLogprob] = field(default_factory=list)
     finish: Finish | None = None
@@ -112,6 +113,7 @@ def failure(finish: Finish, where: Where) -> ProgramError:
 
 
 def take(part: Part, piece: Piece, *, push: bool = True) -> None:
+    part.forced.update(len(part.ids) + place for place in piece.forced)
     part.ids.extend(piece.token_ids)
     part.text += piece.text
     part.logprobs.extend(piece.logprobs)

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import bisect
-from collections.abc import Sequence
+import json
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from frontend_lang.context import Span
+from frontend_lang.context import Context, Span
+from frontend_lang.ir import Step, describe
 from runtime.messages import Ids, Usage
+
+if TYPE_CHECKING:
+    from frontend_lang.provenance import Stretch
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +49,11 @@ class ToolEvent:
 
 @dataclass(frozen=True, slots=True)
 class Totals:
-    """Sums over the requests of a run. `optimum`: tokens that a cache holding everything seen would have reused."""
+    """Sums over the requests of a run.
+
+    `optimum`: tokens that a cache holding everything seen would have reused. `retokenised`: committed tokens
+    that a later request of their branch did not send as they were.
+    """
 
     requests: int = 0
     messages: int = 0
@@ -54,6 +64,7 @@ class Totals:
     generated: int = 0
     forced: int = 0
     optimum: int = 0
+    retokenised: int = 0
     wall_s: float = 0.0
 
     @property
@@ -72,12 +83,30 @@ class Record:
     events: list[Event] = field(default_factory=list)
     tools: list[ToolEvent] = field(default_factory=list)
     branches: dict[str, tuple[str | None, Sequence[Span]]] = field(default_factory=dict)  # name -> (parent, story)
+    contexts: dict[str, Context] = field(default_factory=dict, repr=False)
+    steps: dict[str, Sequence[Step]] = field(default_factory=dict, repr=False)  # the IR of each branch, as it was run
+    token_bytes: Callable[[int], bytes] = field(default=lambda token: b"", repr=False)
     messages: int = 0
+    retokenised: int = 0
     wall_s: float = 0.0
     began: float = 0.0  # monotonic seconds
 
     def totals(self) -> Totals:
         return add([self], None, self.messages, self.wall_s)
+
+    def story(self, branch: str) -> list[Stretch]:
+        """What a branch added, cut where its tokens came from different places."""
+        from frontend_lang.provenance import stretches
+
+        mine = [event for event in self.events if event.branch == branch]
+        mine.sort(key=lambda event: event.start_s)
+        return stretches(self.contexts[branch], mine, self.token_bytes)
+
+    def save(self, path: str | Path) -> Path:
+        """Write the record as JSON; `python -m frontend_lang.trace_page FILE` makes the page of it."""
+        target = Path(path)
+        target.write_text(json.dumps(self.as_dict()), encoding="utf-8")
+        return target
 
     def as_dict(self) -> dict[str, Any]:
         """Plain data, ready for JSON."""
@@ -102,6 +131,8 @@ class Record:
                     "forced": event.usage.forced_tokens,
                     "queue_s": event.usage.queue_s,
                     "miss": event.usage.miss,
+                    "prompt_ids": event.prompt.tolist(),
+                    "output_ids": event.output.tolist(),
                 }
                 for event in self.events
             ],
@@ -109,14 +140,18 @@ class Record:
             "branches": {
                 name: {
                     "parent": parent,
-                    "spans": [
-                        {"text": span.text, "n_ids": len(span.ids), "name": span.name, "forced": span.forced}
-                        for span in spans
-                    ],
+                    "ids": list(self.contexts[name].ids),
+                    "steps": [_step(step) for step in self.steps[name]],
+                    "story": [asdict(stretch) for stretch in self.story(name)],
                 }
-                for name, (parent, spans) in self.branches.items()
+                for name, (parent, _) in self.branches.items()
             },
         }
+
+
+def _step(step: Step) -> dict[str, Any]:
+    kind, text = describe(step.node)
+    return {"kind": kind, "text": text, "line": step.where.line}
 
 
 def add(records: Sequence[Record], shared: Event | None, messages: int, wall_s: float) -> Totals:
@@ -134,6 +169,7 @@ def add(records: Sequence[Record], shared: Event | None, messages: int, wall_s: 
         generated=sum(usage.completion_tokens for usage in usages),
         forced=sum(usage.forced_tokens for usage in usages),
         optimum=optimum(events),
+        retokenised=sum(record.retokenised for record in records),
         wall_s=wall_s,
     )
 

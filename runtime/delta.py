@@ -47,6 +47,7 @@ class Delta(msgspec.Struct, frozen=True, kw_only=True):
     finish: Finish | None = None
     usage: Usage | None = None  # with the finish of the last segment
     segment: int = 0
+    forced: tuple[int, ...] = ()  # places in `token_ids` of what a grammar forced: computed, never sampled
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +115,7 @@ class Answer:
             finish=last.finish,
             usage=last.usage,
             segment=last.segment,
+            forced=_forced(news),
         )
 
     def _open(self, segment: int) -> None:
@@ -138,6 +140,18 @@ class Answer:
             if ids[-1] in ending:
                 ids = ids[:-1]
         return self._detokenizer.push(ids) + self._detokenizer.finish()
+
+
+def _forced(news: Sequence[Output]) -> tuple[int, ...]:
+    """Places of forced tokens among all tokens of `news`: an output holds one sampled token, then what it forces."""
+    if all(len(output.tokens) < 2 for output in news):
+        return ()
+    places: list[int] = []
+    at = 0
+    for output in news:
+        places += range(at + 1, at + len(output.tokens))
+        at += len(output.tokens)
+    return tuple(places)
 
 
 def _join(parts: Sequence[tuple[TokenLogprob, ...] | None]) -> tuple[TokenLogprob, ...] | None:

@@ -54,3 +54,4 @@ class LangNews(msgspec.Struct, frozen=True, omit_defaults=True):
     finish: Finish | None = None
     usage: Usage | None = None  # with the last line of a request
     segment: int = 0
+    forced: tuple[int, ...] = ()  # places in `token_ids`
