@@ -5,11 +5,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable, Iterator
 from types import TracebackType
-from typing import Any, TypeVar, overload
+from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from frontend_lang.errors import BranchCancelled, DeadlineExceeded, InvalidPiece, Where
 from frontend_lang.ir import Gen, Join, Mark, Select, ToolCall
 from frontend_lang.state import State
+
+if TYPE_CHECKING:
+    from frontend_lang.tools import ToolResult
 
 T = TypeVar("T")
 MAX_BRANCHES = 4096
@@ -54,11 +57,23 @@ class Branches:
     @overload
     def values(self, name: Gen[T]) -> list[T]: ...
     @overload
-    def values(self, name: str | Select | ToolCall) -> list[Any]: ...
+    def values(self, name: Select) -> list[str]: ...
+    @overload
+    def values(self, name: ToolCall) -> list[ToolResult]: ...
+    @overload
+    def values(self, name: str) -> list[Any]: ...
     def values(self, name: Any) -> list[Any]:
         """The value of `name` on every branch, in order."""
         return [state[name] for state in self._states]
 
+    @overload
+    async def gather(self, name: Gen[T]) -> list[T]: ...
+    @overload
+    async def gather(self, name: Select) -> list[str]: ...
+    @overload
+    async def gather(self, name: ToolCall) -> list[ToolResult]: ...
+    @overload
+    async def gather(self, name: str) -> list[Any]: ...
     async def gather(self, name: Any) -> list[Any]:
         """`values` for async programs."""
         self._run.kick()

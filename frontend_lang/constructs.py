@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, TypeVar, get_args, overload
+from typing import Any, Literal, TypeVar, get_args, overload
 
 from frontend_lang.errors import InvalidPiece, InvalidSchema
 from frontend_lang.ir import Gen, Score, Select, Text
@@ -17,12 +17,19 @@ DEFAULT_MAX_TOKENS = 128
 ANY_VOCAB = 2**31 - 1  # token ids are checked against the real vocabulary by the runtime
 
 
+Schema = Mapping[str, Any] | str | type[Any]
+
+
 @overload
-def gen(name: str, /, *, max_tokens: int = ..., stop: str | Sequence[str] = ..., **options: Any) -> Gen[str]: ...
+def gen(name: str, /, *, json_schema: Schema, **options: Any) -> Gen[Any]: ...
 @overload
-def gen(
-    name: str, type: type[T], /, *, max_tokens: int = ..., stop: str | Sequence[str] = ..., **options: Any
-) -> Gen[T]: ...
+def gen(name: str, /, *, n: Literal[1] = ..., max_tokens: int = ..., **options: Any) -> Gen[str]: ...
+@overload
+def gen(name: str, /, *, n: int, **options: Any) -> Gen[list[str]]: ...
+@overload
+def gen(name: str, type: type[T], /, *, n: Literal[1] = ..., max_tokens: int = ..., **options: Any) -> Gen[T]: ...
+@overload
+def gen(name: str, type: type[T], /, *, n: int, **options: Any) -> Gen[list[T]]: ...
 @overload
 def gen(name: str, type: Any, /, **options: Any) -> Gen[Any]: ...
 def gen(
@@ -34,7 +41,7 @@ def gen(
     stop: str | Sequence[str] = (),
     temperature: float | None = None,
     regex: str | None = None,
-    json_schema: Mapping[str, Any] | str | None = None,
+    json_schema: Schema | None = None,
     choices: Sequence[str] | None = None,
     n: int = 1,
     logprobs: bool | int = False,

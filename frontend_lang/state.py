@@ -25,6 +25,7 @@ from frontend_lang.values import Info, TextStream, Var
 if TYPE_CHECKING:
     from frontend_lang.branches import Branches
     from frontend_lang.run import Run
+    from frontend_lang.tools import ToolResult
 
 T = TypeVar("T")
 
@@ -74,6 +75,7 @@ class State:
         self._closed: str | None = None
         self._error: BaseException | None = None
         self._driver = Driver(run, name)
+        self._steps: list[Step] = []  # everything ever written, for the record
         self._task: asyncio.Task[None] | None = None
 
     # ---- writing ------------------------------------------------------------------------------------------
@@ -135,7 +137,11 @@ class State:
     @overload
     def __getitem__(self, name: Gen[T]) -> T: ...
     @overload
-    def __getitem__(self, name: str | Select | ToolCall) -> Any: ...
+    def __getitem__(self, name: Select) -> str: ...
+    @overload
+    def __getitem__(self, name: ToolCall) -> ToolResult: ...
+    @overload
+    def __getitem__(self, name: str) -> Any: ...
     def __getitem__(self, name: Any) -> Any:
         """The value of a name (or of the construct that made it), waiting for it if need be."""
         var = self._var(name)
@@ -145,6 +151,14 @@ class State:
             self._run.kick()
         return self._told_of(lambda: var.future.result())
 
+    @overload
+    async def get(self, name: Gen[T]) -> T: ...
+    @overload
+    async def get(self, name: Select) -> str: ...
+    @overload
+    async def get(self, name: ToolCall) -> ToolResult: ...
+    @overload
+    async def get(self, name: str) -> Any: ...
     async def get(self, name: Any) -> Any:
         """The value of a name, for async programs."""
         var = self._var(name)
@@ -252,6 +266,8 @@ class State:
         if self._closed is not None and not isinstance(node, Mark):
             raise ScopeClosed(self._closed, where)
         step = Step(node, where, data)
+        if not isinstance(node, Mark):
+            self._steps.append(Step(node, where))
         if self._error is not None:
             _settle_step(step, self._error)
         else:
