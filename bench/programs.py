@@ -1,23 +1,25 @@
 """Nine agent programs: by our DSL, by hand-written OpenAI calls, with the cache off, and by SGLang's frontend.
 
-    python -m bench.programs [--model smollm2-135m] [--only chain ...] [--out programs.json]
+    python -m bench.programs [--model smollm2-135m] [--only chain ...] [--rounds 3] [--small] [--out programs.json]
+                             [--sglang /path/to/python]
 
-All of them talk to servers of their own, started here. Every program runs once to warm up the server's code and
-once measured, from an empty cache. Wall time is the client's.
+All of them talk to servers of their own, started here. Every way runs once to warm up, then `rounds` times in turn
+with the others, each time from an empty cache; the round of the median wall time is told. Wall time is the client's.
+`--sglang`: an interpreter that has SGLang's frontend. `--out` adds to a file that is there already.
 """
 
 from __future__ import annotations
 
 import argparse
-import asyncio
 import contextlib
 import json
+import signal
 import socket
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 
 import httpx
@@ -26,25 +28,11 @@ from rich.console import Console
 from rich.table import Table
 
 import ramet as rt
-from bench import program_sglang
-from bench.program_calls import CALLS, Client
-from bench.program_shapes import BATCHES, SHAPES, SINGLES
+from bench.program_runs import Foreign, Measure, by_dsl, by_hand, flush, median
+from bench.program_texts import FORKS, FULL, SHAPES, SMALL, Sizes
 
 START_S = 600.0
-
-
-@dataclass(frozen=True, slots=True)
-class Measure:
-    """One program run one way. `hit_rate`: reused over reusable tokens, None where ids are unknown to the client."""
-
-    shape: str
-    way: str
-    wall_s: float
-    requests: int
-    prompt: int
-    prefilled: int
-    generated: int
-    hit_rate: float | None = None
+WAYS = ("DSL", "by hand, one by one", "by hand, side by side", "SGLang frontend", "DSL, cache off")
 
 
 @contextlib.contextmanager
@@ -53,18 +41,9 @@ def server(model: str, *flags: str) -> Iterator[str]:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    command = [
-        sys.executable,
-        "-c",
-        "import ramet; ramet.main()",
-        "serve",
-        "--model",
-        model,
-        "--port",
-        str(port),
-        *flags,
-    ]
-    process = subprocess.Popen(command, stderr=subprocess.DEVNULL)
+    command = [sys.executable, "-c", "import ramet; ramet.main()", "serve", "--model", model, "--port", str(port)]
+    process = subprocess.Popen([*command, *flags], stderr=subprocess.DEVNULL)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # the servers end with us
     url = f"http://127.0.0.1:{port}"
     try:
         deadline = time.monotonic() + START_S
@@ -85,106 +64,82 @@ def _ready(url: str) -> bool:
         return False
 
 
-def flush(url: str) -> None:
-    httpx.post(f"{url}/flush_cache", timeout=60).raise_for_status()
-
-
-def by_dsl(backend: rt.HttpBackend, shape: str, way: str) -> Measure:
-    if shape in BATCHES:
-        program, items = BATCHES[shape]
-        totals = program.run_batch(backend, items, progress=False).totals
-    else:
-        totals = SINGLES[shape].run(backend).totals
-    fresh = (
-        totals.prefilled - totals.forced
-    )  # tokens forced by a grammar are computed like a prompt's: not counted here
-    return Measure(shape, way, totals.wall_s, totals.requests, totals.prompt, fresh, totals.generated, totals.hit_rate)
-
-
-def by_hand(url: str, shape: str) -> Measure:
-    async def work() -> Measure:
-        client = Client(url)
-        began = time.perf_counter()
-        await CALLS[shape](client)
-        wall = time.perf_counter() - began
-        await client.close()
-        fresh = client.prompt - client.cached
-        return Measure(shape, "by hand", wall, client.requests, client.prompt, fresh, client.generated)
-
-    return asyncio.run(work())
-
-
-def by_sglang(url: str, shape: str, run: Callable[[], object]) -> Measure:
-    before = _counted(url)
-    began = time.perf_counter()
-    run()
-    wall = time.perf_counter() - began
-    after = _counted(url)
-    requests, prompt, cached, generated = (b - a for a, b in zip(before, after, strict=True))
-    return Measure(shape, "SGLang frontend", wall, requests, prompt, prompt - cached, generated)
-
-
-def _counted(url: str) -> tuple[int, int, int, int]:
-    """(requests, prompt tokens, reused tokens, generated tokens) by the server's own counters."""
-    stats = httpx.get(f"{url}/server_info", timeout=30).json().get("internal_states", [{}])[0]
-    return tuple(int(stats.get(key, 0)) for key in ("received", "prompt_tokens", "reused", "generated"))  # type: ignore[return-value]
-
-
-def measure(model: str, shapes: list[str], flags: list[str]) -> list[Measure]:
-    """All ways of all shapes; the measured run follows a warm-up and a flush."""
-    found: list[Measure] = []
+def measure(
+    model: str, shapes: list[str], size: Sizes, rounds: int, sglang: Path | None, flags: list[str]
+) -> Iterator[list[Measure]]:
+    """All ways of all shapes, in turn, so that whatever else the machine does meets all of them."""
     with server(model, *flags) as url:
         backend = rt.HttpBackend(url)
-        foreign = program_sglang.programs(url) if program_sglang.available() else {}
-        for shape in shapes:
-            ways: list[Callable[[], Measure]] = [lambda: by_dsl(backend, shape, "DSL"), lambda: by_hand(url, shape)]  # noqa: B023
-            if shape in foreign:
-                ways.append(lambda: by_sglang(url, shape, foreign[shape]))  # noqa: B023
-            for way in ways:
-                way()
-                flush(url)
-                found.append(way())
-                flush(url)
+        foreign = Foreign(sglang, url, size) if sglang else None
+        try:
+            for shape in shapes:
+                ways = _ways(url, backend, foreign, shape, size)
+                taken: list[list[Measure]] = [[] for _ in ways]
+                for index in range(rounds + 1):
+                    for way, measures in zip(ways, taken, strict=True):
+                        flush(url)
+                        one = way()
+                        print(f"{one.shape}, {one.way}: {one.wall_s:.2f} s", file=sys.stderr, flush=True)
+                        if index:  # the first warms up
+                            measures.append(one)
+                yield [median(measures) for measures in taken]
+        finally:
+            if foreign is not None:
+                foreign.close()
     with server(model, *flags, "--no-radix-cache") as url:
         backend = rt.HttpBackend(url)
         for shape in shapes:
-            found.append(by_dsl(backend, shape, "DSL, cache off"))
-    return found
+            yield [by_dsl(backend, shape, size, "DSL, cache off")]
+
+
+def _ways(
+    url: str, backend: rt.HttpBackend, foreign: Foreign | None, shape: str, size: Sizes
+) -> list[Callable[[], Measure]]:
+    ways: list[Callable[[], Measure]] = [
+        lambda: by_dsl(backend, shape, size),
+        lambda: by_hand(url, backend, shape, size, side_by_side=False),
+        lambda: by_hand(url, backend, shape, size, side_by_side=True),
+    ]
+    if foreign is not None and shape in foreign.shapes:
+        ways.append(lambda: foreign.measure(backend, shape))
+    return ways
 
 
 def show(found: list[Measure]) -> None:
+    """A row a way of each shape, and what the DSL gains over it."""
     table = Table(box=box.SIMPLE_HEAD)
-    for name in (
-        "program",
-        "way",
-        "requests",
-        "prompt",
-        "prefilled",
-        "generated",
-        "of optimum",
-        "wall",
-        "against hand",
-    ):
+    heads = ("program", "way", "requests", "prompt", "prefilled", "generated", "of optimum", "again", "wall", "DSL is")
+    for name in heads:
         table.add_column(name, justify="left" if name in ("program", "way") else "right")
-    hand = {m.shape: m.wall_s for m in found if m.way == "by hand"}
-    for m in sorted(found, key=lambda m: SHAPES.index(m.shape)):
-        rate = "" if m.hit_rate is None else f"{m.hit_rate:.1%}"
-        times = f"{hand[m.shape] / m.wall_s:.2f} ×" if m.shape in hand else ""
-        numbers = (str(m.requests), str(m.prompt), str(m.prefilled), str(m.generated), rate, f"{m.wall_s:.2f} s", times)
-        table.add_row(m.shape, m.way, *numbers)
-    Console(width=120).print(table)
+    ours = {m.shape: m.wall_s for m in found if m.way == "DSL"}
+    for m in sorted(found, key=lambda m: (SHAPES.index(m.shape), WAYS.index(m.way))):
+        fork = "*" if m.shape in FORKS else ""
+        gain = f"{m.wall_s / ours[m.shape]:.2f} ×" if m.way != "DSL" and m.shape in ours else ""
+        numbers = (m.requests, m.prompt, m.prefilled, m.generated)
+        rest = (f"{m.hit_rate:.1%}", str(m.retokenised), f"{m.wall_s:.2f} s", gain)
+        table.add_row(m.shape + fork, m.way, *map(str, numbers), *rest)
+    Console(width=130).print(table)
+    Console(width=130).print("* fork and tree shapes. again: tokens tokenised again. DSL is: how many times faster.")
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Nine agent programs, four ways.")
+    parser = argparse.ArgumentParser(description="Nine agent programs, five ways.")
     parser.add_argument("--model", default="smollm2-135m")
     parser.add_argument("--only", nargs="*", choices=SHAPES, default=list(SHAPES))
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--small", action="store_true", help="the sizes of the tests")
+    parser.add_argument("--sglang", type=Path, help="an interpreter that has SGLang's frontend")
     parser.add_argument("--out", type=Path)
     args, flags = parser.parse_known_args()
-    found = measure(args.model, list(args.only), flags)
+    found: list[Measure] = []
+    if args.out and args.out.exists():
+        found = [m for m in (Measure(**one) for one in json.loads(args.out.read_text())) if m.shape not in args.only]
+    size = SMALL if args.small else FULL
+    for some in measure(args.model, list(args.only), size, args.rounds, args.sglang, flags):
+        found += some
+        if args.out:
+            args.out.write_text(json.dumps([asdict(m) for m in found], indent=1))
     show(found)
-    if args.out:
-        args.out.write_text(json.dumps([asdict(m) for m in found], indent=1))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The benchmark's nine programs, both ways, on a toy server: they do the same work, and ours shares all it can."""
+"""The benchmark's nine programs, by each way, on a toy server: they do the same work, and ours shares all it can."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import pytest
 
 import ramet as rt
-from bench.program_shapes import SHAPES
-from bench.programs import by_dsl, by_hand, flush
+from bench.program_runs import by_dsl, by_hand, flush
+from bench.program_texts import SHAPES, SMALL
 from runtime.engine import Engine
 from tests.lang.engines import toy_engine, toy_server
 
@@ -27,12 +27,21 @@ def url(engine: Engine) -> Iterator[str]:
 
 @pytest.mark.parametrize("shape", SHAPES)
 def test_both_ways(url: str, shape: str) -> None:
+    backend = rt.HttpBackend(url)
     flush(url)
-    ours = by_dsl(rt.HttpBackend(url), shape, "DSL")
+    ours = by_dsl(backend, shape, SMALL)
     flush(url)
-    theirs = by_hand(url, shape)
-    assert ours.hit_rate is not None
+    theirs = by_hand(url, backend, shape, SMALL, side_by_side=True)
     assert ours.hit_rate >= 0.99
+    assert ours.retokenised == 0
     if shape != "judge with select":  # by hand, a judge samples a token
         assert abs(ours.generated - theirs.generated) <= 0.25 * theirs.generated
     assert ours.prefilled / ours.prompt <= 1.05 * theirs.prefilled / theirs.prompt + 0.02 or shape == "chain"
+
+
+def test_what_could_have_been_reused_by_hand(url: str) -> None:
+    backend = rt.HttpBackend(url)
+    flush(url)
+    first = by_hand(url, backend, "multi-turn", SMALL, side_by_side=False)
+    assert 0.9 <= first.hit_rate <= 1.01
+    assert first.retokenised == first.optimum > 0
