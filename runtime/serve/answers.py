@@ -80,6 +80,7 @@ class Answers:
             prompt_tokens=self.n_prompt,
             completion_tokens=self.n_completion,
             cached_tokens=first.cached_tokens,
+            hints_honoured=first.hints_honoured,
             reasoning_tokens=sum(state.n_thought for state in self.states),
         )
 

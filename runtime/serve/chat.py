@@ -12,6 +12,7 @@ from starlette.routing import BaseRoute, Route
 
 from runtime.errors import InvalidRequest
 from runtime.messages import TokenLogprob
+from runtime.serve.agent_hints import hints_of
 from runtime.serve.answers import Answers, AnswerState, News, now
 from runtime.serve.call_ids import random_id
 from runtime.serve.context import Caller, Serving
@@ -118,6 +119,8 @@ def to_turn(body: ChatRequest, caller: Caller) -> Turn:
         add_generation_prompt=body.add_generation_prompt is not False,
         salt=body.cache_salt or body.extra_key,
         priority=body.priority or 0,
+        hints=hints_of(body.hints),
+        timeout_s=body.timeout_s,
         rid=body.rid,
     )
 

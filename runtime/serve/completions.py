@@ -13,6 +13,7 @@ from starlette.routing import BaseRoute, Route
 from runtime.errors import InvalidRequest
 from runtime.generate import Delta, Stream
 from runtime.messages import Finish, Submit, TokenLogprob, Usage
+from runtime.serve.agent_hints import hints_of
 from runtime.serve.answers import now
 from runtime.serve.call_ids import random_id
 from runtime.serve.context import Serving
@@ -103,6 +104,8 @@ def _submits(body: CompletionRequest, prompts: Sequence[Prompt], trace: Trace) -
             client=trace.caller.digest,
             group=trace.caller.digest,
             priority=body.priority or 0,
+            hints=hints_of(body.hints),
+            timeout_s=body.timeout_s,
             prompt_logprobs_from=0 if body.echo and body.logprobs is not None else None,
         )
         for prompt in prompts
@@ -177,7 +180,14 @@ class _Writer:
     def _usage(self) -> Usage:
         """Each prompt once, all answers' tokens."""
         firsts = self._choices[:: self._n]
-        prompts = [Usage(prompt_tokens=len(c.prompt.ids), cached_tokens=c.usage.cached_tokens) for c in firsts]
+        prompts = [
+            Usage(
+                prompt_tokens=len(c.prompt.ids),
+                cached_tokens=c.usage.cached_tokens,
+                hints_honoured=c.usage.hints_honoured,
+            )
+            for c in firsts
+        ]
         return add_usage([*prompts, *(Usage(completion_tokens=c.n_tokens) for c in self._choices)])
 
     def whole(self) -> dict[str, Any]:

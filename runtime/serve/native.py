@@ -142,6 +142,8 @@ class _State:
             "num_retractions": usage.retractions,
             "reasoning_tokens": self._n_thought,
         }
+        if usage.hints_honoured:
+            meta["hints_honoured"] = usage.hints_honoured
         if self._item.submit.params.logprobs:
             meta |= self._logprobs()
         return {"text": self._text, "output_ids": list(self._ids), "meta_info": meta}

@@ -11,6 +11,7 @@ import msgspec
 from runtime.errors import InvalidRequest
 from runtime.messages import GrammarSpec, Submit
 from runtime.params import SamplingParams
+from runtime.serve.agent_hints import AgentHints, hints_of
 from runtime.serve.context import Caller, Serving
 from runtime.serve.prompts import Prompt, read_prompts
 from runtime.serve.sampling import as_logit_bias, as_stops, canonical, checked_limit, only_grammar
@@ -73,6 +74,8 @@ class GenerateRequest(msgspec.Struct, kw_only=True):
     extra_key: str | None = None
     cache_salt: str | None = None
     priority: int | None = None
+    hints: AgentHints | None = None
+    timeout_s: float | None = None
     image_data: Any = None
     audio_data: Any = None
     video_data: Any = None
@@ -171,6 +174,8 @@ def _item(body: GenerateRequest, i: int, prompt: Prompt, sampling: NativeSamplin
         client=caller.digest,
         group=caller.digest,
         priority=body.priority or 0,
+        hints=hints_of(body.hints),
+        timeout_s=body.timeout_s,
         prompt_logprobs_from=start,
     )
     return Item(prompt, submit, start)

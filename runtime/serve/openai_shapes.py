@@ -11,7 +11,9 @@ from runtime.text.tokenizer import Tokenizer
 
 def usage_object(usage: Usage) -> dict[str, Any]:
     """Usage of chat and text completions; cached tokens are always told."""
+    honoured = {"hints_honoured": usage.hints_honoured} if usage.hints_honoured else {}
     return {
+        **honoured,
         "prompt_tokens": usage.prompt_tokens,
         "completion_tokens": usage.completion_tokens,
         "total_tokens": usage.prompt_tokens + usage.completion_tokens,
@@ -23,11 +25,18 @@ def usage_object(usage: Usage) -> dict[str, Any]:
 def add_usage(usages: Iterable[Usage]) -> Usage:
     """The usage of several prompts together."""
     prompt = completion = cached = 0
+    honoured: dict[str, None] = {}
     for usage in usages:
         prompt += usage.prompt_tokens
         completion += usage.completion_tokens
         cached += usage.cached_tokens
-    return Usage(prompt_tokens=prompt, completion_tokens=completion, cached_tokens=cached)
+        honoured |= dict.fromkeys(usage.hints_honoured)
+    return Usage(
+        prompt_tokens=prompt,
+        completion_tokens=completion,
+        cached_tokens=cached,
+        hints_honoured=tuple(honoured),
+    )
 
 
 def chat_logprobs(tokenizer: Tokenizer, logprobs: Sequence[TokenLogprob]) -> dict[str, Any]:

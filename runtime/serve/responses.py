@@ -9,6 +9,7 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
 from runtime.errors import InvalidRequest, NotFound
+from runtime.serve.agent_hints import hints_of
 from runtime.serve.answers import Answers
 from runtime.serve.context import Caller, Serving
 from runtime.serve.responses_input import conversation, text_format
@@ -125,6 +126,8 @@ def to_turn(body: ResponsesRequest, messages: list[dict[str, Any]], caller: Call
         template_args=template_variables(body.chat_template_kwargs),
         salt=body.cache_salt or body.extra_key,
         priority=body.priority or 0,
+        hints=hints_of(body.hints),
+        timeout_s=body.timeout_s,
     )
 
 

@@ -10,6 +10,7 @@ import msgspec
 from runtime.errors import InvalidRequest
 from runtime.messages import GrammarSpec
 from runtime.params import SamplingParams
+from runtime.serve.agent_hints import AgentHints
 
 
 class SamplingFields(msgspec.Struct, kw_only=True):
@@ -42,6 +43,8 @@ class SamplingFields(msgspec.Struct, kw_only=True):
     cache_salt: str | None = None
     extra_key: str | None = None
     priority: int | None = None
+    hints: AgentHints | None = None
+    timeout_s: float | None = None
     rid: str | None = None
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from runtime.messages import GrammarSpec, Submit, pack_ids
+from runtime.messages import GrammarSpec, Hints, Submit, pack_ids
 from runtime.params import SamplingParams
 from runtime.serve.call_grammar import auto_grammar, auto_parser
 from runtime.serve.call_ids import canonical_calls
@@ -38,6 +38,8 @@ class Turn:
     add_generation_prompt: bool = True
     salt: str | None = None
     priority: int = 0
+    hints: Hints = field(default_factory=Hints)
+    timeout_s: float | None = None
     rid: str | None = None  # the client's own id, to cancel by
 
 
@@ -81,6 +83,8 @@ def plan_turn(serving: Serving, turn: Turn) -> PlannedTurn:
             client=turn.caller.digest,
             group=turn.caller.digest,
             priority=turn.priority,
+            hints=turn.hints,
+            timeout_s=turn.timeout_s,
         ),
         prompt=text,
         prompt_ids=tuple(ids),

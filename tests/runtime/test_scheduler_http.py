@@ -291,3 +291,39 @@ def test_what_the_scheduler_counts_is_in_the_stats_and_in_the_metrics() -> None:
         wanted += ["plan_s", "launch_s", "wait_s", "commit_s", "queue_s", "gil_free_share", "steps_mixed"]
         missing = [name for name in wanted if not any(name in known for known in names)]
         assert not missing, sorted(names)
+
+
+# -- hints and deadlines of a request ----------------------------------------------------------------------------------
+
+SAID_BY_AGENTS = {"program_id": "p", "expect_return_s": 9, "retain": {"ttl_s": 60, "priority": 2}, "expected_fanout": 2}
+DOORS = {
+    "/v1/completions": {"prompt": "x", "max_tokens": 1},
+    "/v1/chat/completions": {"messages": [{"role": "user", "content": "x"}], "max_tokens": 1},
+    "/v1/responses": {"input": "x", "max_output_tokens": 1},
+    "/generate": {"text": "x", "sampling_params": {"max_new_tokens": 1}},
+}
+
+
+def test_hints_come_in_by_every_door_and_the_reply_says_which_were_honoured() -> None:
+    with served(eviction_policy="hints") as (url, _, _), httpx.Client(base_url=url, timeout=30) as http:
+        wanted = {"program_id", "expect_return_s", "retain", "expected_fanout"}
+        for path, body in DOORS.items():
+            got = http.post(path, json={**body, "hints": SAID_BY_AGENTS}).json()
+            if path == "/v1/responses":
+                assert got["status"] in ("completed", "incomplete")
+                continue
+            assert set((got["usage"] if "usage" in got else got["meta_info"])["hints_honoured"]) == wanted
+            plain = http.post(path, json=body).json()
+            assert "hints_honoured" not in (plain["usage"] if "usage" in plain else plain["meta_info"])
+            for wrong in ({"expect_return_s": -1}, {"expected_fanout": 10**6}, {"final": "yes"}, 7):
+                assert http.post(path, json={**body, "hints": wrong}).status_code == 400
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/generate"])
+def test_a_deadline_ends_a_request_with_408(path: str) -> None:
+    with served(latency_s=0.002) as (url, _, scheduler):
+        body = {**ENDLESS, "text": "x", "sampling_params": {"max_new_tokens": 15_000, "ignore_eos": True}}
+        answer = httpx.post(f"{url}{path}", json={**body, "timeout_s": 0.1}, timeout=30)
+        assert answer.status_code == 408
+        assert answer.json()["error"]["param"] == "timeout_s"
+        assert scheduler.stats()["running"] == 0
