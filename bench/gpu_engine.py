@@ -5,56 +5,25 @@ from __future__ import annotations
 import json
 import tempfile
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 
+from bench.gpu_machine import Machine
+from kernels.flashinfer import FlashInferOps
+from kernels.select import Choice
 from runtime.config import EngineConfig
 from runtime.execute.cuda import CudaRunner
+from runtime.execute.cuda_loader import load_cuda_runner
 from runtime.messages import FromScheduler, Outputs, Submit, pack_ids
-from runtime.models.loader import load_runner
 from runtime.params import SamplingParams
 from runtime.scheduler import Scheduler
 
-_LLAMA: dict[str, Any] = {
-    "architectures": ["LlamaForCausalLM"],
-    "rms_norm_eps": 1e-5,
-    "max_position_embeddings": 32768,
-    "rope_theta": 500000.0,
-}
-MODELS: dict[str, dict[str, Any]] = {
-    "tiny": _LLAMA
-    | {
-        "vocab_size": 4096,
-        "hidden_size": 512,
-        "intermediate_size": 1024,
-        "num_hidden_layers": 4,
-        "num_attention_heads": 8,
-        "num_key_value_heads": 2,
-        "head_dim": 64,
-    },
-    "llama-3.1-8b": _LLAMA
-    | {
-        "vocab_size": 128256,
-        "hidden_size": 4096,
-        "intermediate_size": 14336,
-        "num_hidden_layers": 32,
-        "num_attention_heads": 32,
-        "num_key_value_heads": 8,
-    },
-    "qwen2.5-7b": _LLAMA
-    | {
-        "architectures": ["Qwen2ForCausalLM"],
-        "vocab_size": 152064,
-        "hidden_size": 3584,
-        "intermediate_size": 18944,
-        "num_hidden_layers": 28,
-        "num_attention_heads": 28,
-        "num_key_value_heads": 4,
-    },
-}
+PATIENCE_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,28 +35,26 @@ class Load:
     quantization: str = "none"
     pool_tokens: int | None = None
     batch_invariant: bool = True
+    kernels: type[FlashInferOps] = FlashInferOps
+    max_step_tokens: int = 8192
 
 
-def write_model(config: dict[str, Any]) -> Path:
-    """A folder with nothing but a config.json."""
-    folder = Path(tempfile.mkdtemp(prefix="ramet-bench-"))
-    (folder / "config.json").write_text(json.dumps(config))
-    return folder
-
-
-def make_runner(load: Load) -> CudaRunner:
-    """A runner with random weights on the GPU."""
-    config = EngineConfig(
-        model=str(write_model(load.model)),
-        load_format="dummy",
-        device="cuda",
-        quantization=load.quantization,
-        kv_pool_tokens=load.pool_tokens,
-        max_running=load.max_running,
-        batch_invariant=load.batch_invariant,
-        mem_fraction=0.85,
-    )
-    return cast(CudaRunner, load_runner(config))
+def make_runner(machine: Machine, load: Load) -> CudaRunner:
+    """A runner with random weights; graphs are captured when first needed."""
+    with tempfile.TemporaryDirectory(prefix="ramet-bench-") as folder:  # a config.json is all it holds
+        (Path(folder) / "config.json").write_text(json.dumps(load.model))
+        config = EngineConfig(
+            model=folder,
+            load_format="dummy",
+            quantization=load.quantization,
+            kv_pool_tokens=load.pool_tokens,
+            max_running=load.max_running,
+            max_step_tokens=load.max_step_tokens,
+            batch_invariant=load.batch_invariant,
+            cuda_graphs="lazy",
+        )
+        choice = Choice(machine.ops(load.kernels), "the bench")
+        return load_cuda_runner(config, Path(folder), choice, machine.device, machine.gpu)
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +63,18 @@ class Bench:
 
     inner: Scheduler
     runner: CudaRunner
+
+
+@contextmanager
+def runner_of(machine: Machine, load: Load) -> Iterator[CudaRunner]:
+    """A runner whose memory is free again afterwards."""
+    runner = make_runner(machine, load)
+    try:
+        yield runner
+    finally:
+        runner.close()
+        del runner
+        machine.gpu.tidy()
 
 
 def make_scheduler(runner: CudaRunner, *, overlap: bool = True, audit: bool = False, **options: Any) -> Bench:
@@ -116,6 +95,7 @@ class Said:
     tokens: dict[str, list[int]] = field(default_factory=dict)
     times: dict[str, list[float]] = field(default_factory=dict)
     finished: set[str] = field(default_factory=set)
+    failed: str = ""
 
     def take(self, message: FromScheduler) -> None:
         assert isinstance(message, Outputs)
@@ -124,12 +104,17 @@ class Said:
             self.tokens.setdefault(output.rid, []).extend(output.tokens)
             self.times.setdefault(output.rid, []).extend([now] * len(output.tokens))
             if output.finish is not None:
-                assert output.finish.reason == "length", output.finish
                 self.finished.add(output.rid)
+                if output.finish.reason != "length":
+                    self.failed = f"{output.rid}: {output.finish.reason} {output.finish.message}"
 
     @property
     def n_tokens(self) -> int:
         return sum(len(tokens) for tokens in self.tokens.values())
+
+    def least(self, n: int) -> int:
+        """Tokens of the request that has said least, 0 until `n` requests have spoken."""
+        return 0 if len(self.tokens) < n else min(len(tokens) for tokens in self.tokens.values())
 
 
 def submit(scheduler: Scheduler, said: Said, rid: str, prompt: np.ndarray, max_tokens: int) -> None:
@@ -142,12 +127,24 @@ def drive(scheduler: Scheduler, asked: list[np.ndarray], max_tokens: int) -> Sai
     said = Said()
     for i, prompt in enumerate(asked):
         submit(scheduler, said, f"r{i}", prompt, max_tokens)
-    while len(said.finished) < len(asked):
-        scheduler.step()
+    run_until(scheduler, said, lambda: len(said.finished) == len(asked))
     return said
 
 
-def prompts(n: int, length: int, *, shared: int = 0, vocab: int = 4000, seed: int = 0) -> list[np.ndarray]:
+def run_until(scheduler: Scheduler, said: Said, done: Callable[[], bool]) -> None:
+    """Turn the loop. Raises RuntimeError if a request failed, or nothing was said for long: a GPU's time is short."""
+    heard, spoke = said.n_tokens, time.monotonic()
+    while not done():
+        if said.failed:
+            raise RuntimeError(f"a request failed: {said.failed}")
+        scheduler.step()
+        if said.n_tokens != heard:
+            heard, spoke = said.n_tokens, time.monotonic()
+        elif time.monotonic() - spoke > PATIENCE_S:
+            raise RuntimeError(f"nothing was generated for {PATIENCE_S:.0f} s")
+
+
+def prompts(n: int, length: int, *, shared: int = 0, vocab: int = 250, seed: int = 0) -> list[np.ndarray]:
     """Random prompts whose first `shared` tokens are the same."""
     rng = np.random.default_rng(seed)
     trunk = rng.integers(2, vocab, shared, dtype=np.int32)

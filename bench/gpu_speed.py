@@ -6,113 +6,116 @@ import time
 from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
 
-from bench.gpu_engine import MODELS, Bench, Load, Said, drive, make_runner, make_scheduler, prompts, submit
+from bench.gpu_engine import Bench, Load, Said, drive, make_scheduler, prompts, run_until, runner_of, submit
+from bench.gpu_machine import Card, Machine, Scale
 from runtime.step import Pending, StepPlan
 
 if TYPE_CHECKING:
-    from bench.gpu import Card, Row
-
-CONTEXT = 1024
-ROWS = (1, 32, 128, 256)
-STEPS = 60
+    from bench.gpu import Row
 
 
-def speed(card: Card, device: torch.device) -> list[Row]:
+def speed(machine: Machine, card: Card) -> list[Row]:
     """One row a model and type of weights."""
-    rows = []
-    for name in ("llama-3.1-8b", "qwen2.5-7b"):
+    scale, rows = machine.scale, []
+    for name in scale.models:
         for quantization in ("none", "fp8"):
-            runner = make_runner(Load(MODELS[name], quantization=quantization, pool_tokens=400_000))
-            bench = make_scheduler(runner)
-            row: Row = {"model": name, "weights": "bf16" if quantization == "none" else quantization}
-            for n in ROWS:
-                rate = decode_rate(bench, n)
-                row[f"tok/s at {n}"] = rate
-                row[f"of roofline at {n}"] = rate / roofline(bench, n, card.read_gb_s)
-            row |= prefill(bench)
-            row |= prefix_hit(bench)
-            row |= interference(bench)
-            row["idle share"] = idle_share(bench)
+            if machine.late:
+                rows.append({"model": name, "weights": quantization, "note": "no time left"})
+                continue
+            load = Load(scale.models[name], quantization=quantization, pool_tokens=scale.pool_tokens)
+            with runner_of(machine, load) as runner:
+                row = {"model": name, "weights": "bf16" if quantization == "none" else quantization}
+                row |= _measures(make_scheduler(runner), scale, card)
             rows.append(row)
             print(row, flush=True)
-            runner.close()
-            del runner, bench
-            torch.cuda.empty_cache()
     return rows
 
 
-def decode_rate(bench: Bench, n_rows: int) -> float:
-    """Tokens a second of `n_rows` streams with CONTEXT tokens each, once all of them decode."""
+def _measures(bench: Bench, scale: Scale, card: Card) -> Row:
+    row: Row = {}
+    for n in scale.rows:
+        rate = decode_rate(bench, n, scale)
+        row[f"tok/s at {n}"] = rate
+        row[f"of roofline at {n}"] = rate / roofline(bench, n, scale, card.read_gb_s)
+    row |= prefill(bench, scale, card)
+    row |= prefix_hit(bench, scale)
+    row |= interference(bench, scale)
+    row["idle share"] = idle_share(bench, scale)
+    row["graphs MiB"] = bench.runner.graphs.bytes / 2**20 if bench.runner.graphs is not None else 0.0
+    return row
+
+
+def decode_rate(bench: Bench, n_rows: int, scale: Scale) -> float:
+    """Tokens a second of `n_rows` streams over `scale.context` tokens each, once all of them decode."""
     said = Said()
-    for i, prompt in enumerate(prompts(n_rows, CONTEXT)):
-        submit(bench.inner, said, f"d{n_rows}.{i}", prompt, STEPS + 40)
-    while len(said.tokens) < n_rows or min(len(tokens) for tokens in said.tokens.values()) < 8:
-        bench.inner.step()
+    for i, prompt in enumerate(prompts(n_rows, scale.context, seed=n_rows)):
+        submit(bench.inner, said, f"d{n_rows}.{i}", prompt, scale.steps + scale.settle)
+    run_until(bench.inner, said, lambda: said.least(n_rows) >= scale.settle // 4)
     begin, before = time.monotonic(), said.n_tokens
-    while said.n_tokens - before < n_rows * STEPS // 2:
-        bench.inner.step()
+    run_until(bench.inner, said, lambda: said.n_tokens - before >= n_rows * scale.steps // 2)
     rate = (said.n_tokens - before) / (time.monotonic() - begin)
-    while len(said.finished) < n_rows:
-        bench.inner.step()
+    run_until(bench.inner, said, lambda: len(said.finished) == n_rows)
     return rate
 
 
-def roofline(bench: Bench, n_rows: int, read_gb_s: float) -> float:
+def roofline(bench: Bench, n_rows: int, scale: Scale, read_gb_s: float) -> float:
     """Tokens a second if a step only read the weights and the keys once, at the measured rate."""
     spec = bench.runner.spec
-    step_bytes = spec.weight_bytes + n_rows * CONTEXT * spec.kv_bytes_per_token
+    step_bytes = spec.weight_bytes + n_rows * scale.context * spec.kv_bytes_per_token
     return n_rows / (step_bytes / (read_gb_s * 1e9))
 
 
-def prefill(bench: Bench) -> Row:
-    """TFLOP/s of the linear layers over 8 fresh prompts of 4k tokens."""
+def n_weights(bench: Bench) -> int:
+    """Weights of the layers and the head: what every token is multiplied with."""
+    model = bench.runner._model.config
+    attention = (2 * model.n_heads + 2 * model.n_kv_heads) * model.head_dim * model.hidden_size
+    return model.n_layers * (attention + 3 * model.hidden_size * model.intermediate_size)
+
+
+def prefill(bench: Bench, scale: Scale, card: Card) -> Row:
+    """TFLOP/s of the layers' products over fresh prompts, and their share of what one large bf16 product reaches."""
+    n, length = scale.prefill
     begin = time.monotonic()
-    drive(bench.inner, prompts(8, 4096, seed=int(begin)), max_tokens=1)
-    seconds = time.monotonic() - begin
-    n_weights = bench.runner.spec.weight_bytes / (2 if bench.runner.spec.dtype == "bfloat16" else 1)
-    return {"prefill TFLOP/s": 2 * n_weights * 8 * 4096 / seconds / 1e12}
+    drive(bench.inner, prompts(n, length, seed=int(begin * 1e3)), max_tokens=1)
+    rate = 2 * n_weights(bench) * n * length / (time.monotonic() - begin) / 1e12
+    return {"prefill TFLOP/s": rate, "of bf16 peak": rate / card.bf16_tflops}
 
 
-def prefix_hit(bench: Bench) -> Row:
-    """Time to the first token of 16 prompts over 2k shared tokens: the prefix known against never seen."""
+def prefix_hit(bench: Bench, scale: Scale) -> Row:
+    """Time of 8 prompts over a long shared prefix: the prefix known, against never seen."""
+    length, seed = scale.prefix + 64, int(time.monotonic() * 1e3)
+    asked = prompts(9, length, shared=scale.prefix, seed=seed)
+    drive(bench.inner, asked[:1], max_tokens=1)
     seconds = []
-    for seed in (101, 102):
-        asked = prompts(17, 2048 + 64, shared=2048, seed=seed)
-        cold = prompts(16, 2048 + 64, seed=seed + 10)
-        drive(bench.inner, asked[:1], max_tokens=1)
-        for batch in (asked[1:], cold):
-            begin = time.monotonic()
-            drive(bench.inner, batch, max_tokens=1)
-            seconds.append(time.monotonic() - begin)
-    return {"2k prefix speed-up": (seconds[1] + seconds[3]) / (seconds[0] + seconds[2])}
+    for batch in (asked[1:], prompts(8, length, seed=seed + 1)):
+        begin = time.monotonic()
+        drive(bench.inner, batch, max_tokens=1)
+        seconds.append(time.monotonic() - begin)
+    return {"2k prefix speed-up": seconds[1] / seconds[0]}
 
 
-def interference(bench: Bench) -> Row:
-    """How much a burst of 4k prompts stretches the 99th percentile of 32 running streams' token gaps."""
-    quiet, loud = (_gaps(bench, burst=burst) for burst in (False, True))
+def interference(bench: Bench, scale: Scale) -> Row:
+    """How much a burst of long prompts stretches the 99th percentile of the running streams' token gaps."""
+    quiet, loud = (_gaps(bench, scale, burst=burst) for burst in (False, True))
     return {"ITL p99 inflation": float(np.percentile(loud, 99) / np.percentile(quiet, 99))}
 
 
-def _gaps(bench: Bench, *, burst: bool) -> np.ndarray:
-    config = make_scheduler(bench.runner, max_itl_inflation=1.5)
-    said, name = Said(), f"g{time.monotonic()}"
-    for i, prompt in enumerate(prompts(32, 256, seed=7)):
-        submit(config.inner, said, f"{name}.{i}", prompt, 160)
-    while len(said.tokens) < 32 or min(len(tokens) for tokens in said.tokens.values()) < 40:
-        config.inner.step()
+def _gaps(bench: Bench, scale: Scale, *, burst: bool) -> np.ndarray:
+    one = make_scheduler(bench.runner, max_itl_inflation=1.5)
+    said, n = Said(), scale.streams
+    for i, prompt in enumerate(prompts(n, scale.context // 2, seed=7)):
+        submit(one.inner, said, f"g{i}", prompt, scale.talk)
+    run_until(one.inner, said, lambda: said.least(n) >= scale.settle)
     if burst:
-        for i, prompt in enumerate(prompts(4, 4096, seed=8)):
-            submit(config.inner, said, f"{name}.burst{i}", prompt, 1)
-    while sum(".burst" not in rid for rid in said.finished) < 32:
-        config.inner.step()
-    streams = [times for rid, times in said.times.items() if ".burst" not in rid]
-    return np.concatenate([np.diff(times[40:]) for times in streams])
+        for i, prompt in enumerate(prompts(*scale.burst, seed=8)):
+            submit(one.inner, said, f"burst{i}", prompt, 1)
+    run_until(one.inner, said, lambda: len(said.finished) == n + burst * scale.burst[0])
+    return np.concatenate([np.diff(times[scale.settle :]) for rid, times in said.times.items() if rid.startswith("g")])
 
 
-def idle_share(bench: Bench) -> float:
-    """Share of the wall time of 32 decoding streams in which the device had nothing to do."""
+def idle_share(bench: Bench, scale: Scale) -> float:
+    """Share of the wall time of decoding streams in which the device had nothing to do."""
     launch, steps = bench.runner.launch, list[Pending]()
 
     def counting(plan: StepPlan) -> Pending:
@@ -121,27 +124,43 @@ def idle_share(bench: Bench) -> float:
 
     bench.runner.launch = counting  # type: ignore[method-assign]
     begin = time.monotonic()
-    drive(bench.inner, prompts(32, 64, seed=9), max_tokens=100)
+    drive(bench.inner, prompts(scale.streams, 64, seed=9), max_tokens=scale.talk)
     wall = time.monotonic() - begin
     bench.runner.launch = launch  # type: ignore[method-assign]
     busy = sum(step.result().device_s for step in steps)
     return max(0.0, 1 - busy / wall)
 
 
-def cascade(card: Card, device: torch.device) -> list[Row]:
-    """32 streams over 8k shared tokens: shared pages read once a step, or once a stream."""
-    rows = []
-    for name, invariant in (("flat, fixed split", True), ("cascade", False)):
-        runner = make_runner(
-            Load(MODELS["llama-3.1-8b"], max_running=64, pool_tokens=60_000, batch_invariant=invariant)
-        )
+def concurrent(machine: Machine, card: Card) -> list[Row]:
+    """Many requests at once over the 8B model: tokens a second from the first to the last."""
+    scale = machine.scale
+    load = Load(scale.models["llama-3.1-8b"], max_running=scale.concurrent, pool_tokens=2 * scale.pool_tokens)
+    with runner_of(machine, load) as runner:
         bench = make_scheduler(runner)
-        asked = prompts(32, 8192 + 32, shared=8192)
-        drive(bench.inner, asked[:1], max_tokens=1)
+        drive(bench.inner, prompts(scale.concurrent, 32, seed=1), max_tokens=4)  # captures
         begin = time.monotonic()
-        said = drive(bench.inner, asked, max_tokens=64)
-        rows.append({"attention": name, "tok/s": said.n_tokens / (time.monotonic() - begin)})
-        runner.close()
-        del runner, bench
-        torch.cuda.empty_cache()
+        said = drive(bench.inner, prompts(scale.concurrent, scale.context, seed=2), max_tokens=2 * scale.steps)
+        rate = said.n_tokens / (time.monotonic() - begin)
+    return [{"requests": scale.concurrent, "prompt": scale.context, "answer": 2 * scale.steps, "tok/s": rate}]
+
+
+def cascade(machine: Machine, card: Card) -> list[Row]:
+    """Streams over one long shared prefix: shared pages read once a step, or once a stream."""
+    scale, rows = machine.scale, []
+    answer = scale.steps
+    for name, invariant in (("flat, fixed cuts", True), ("cascade", False)):
+        if machine.late:
+            rows.append({"attention": name, "note": "no time left"})
+            continue
+        pool = scale.shared + scale.streams * (answer + 128) + 1024
+        load = Load(
+            scale.models["llama-3.1-8b"], max_running=scale.streams, pool_tokens=pool, batch_invariant=invariant
+        )
+        with runner_of(machine, load) as runner:
+            bench = make_scheduler(runner)
+            asked = prompts(scale.streams, scale.shared + 32, shared=scale.shared)
+            drive(bench.inner, asked, max_tokens=4)  # the prefix is known, graphs are captured
+            begin = time.monotonic()
+            said = drive(bench.inner, asked, max_tokens=answer)
+            rows.append({"attention": name, "tok/s": said.n_tokens / (time.monotonic() - begin)})
     return rows

@@ -143,6 +143,24 @@ class QuantizedOps(Protocol):
         ...
 
 
+@runtime_checkable
+class RopeAttendOps(Protocol):
+    """What a backend offers besides `Ops` when it rotates and stores in one step."""
+
+    def rope_attend(
+        self,
+        layer: int,
+        qkv: tuple[Tensor, Tensor, Tensor],
+        positions: Tensor,
+        cos_sin: Tensor,
+        kv: KVStore,
+        meta: AttnMeta,
+        spec: LayerSpec,
+    ) -> Tensor:
+        """`rope`, then `attend`. Shapes as there."""
+        ...
+
+
 class Ops(Protocol):
     """The operations a model is written in. One implementation a backend, chosen once at start.
 

@@ -1,11 +1,12 @@
-"""The GPU backend: FlashInfer's paged wrappers over `AttnMeta`, its fused operations, torch for the rest.
+"""The GPU backend: FlashInfer's paged attention over `AttnMeta`, own Triton kernels for the small operations.
 
 Not yet run on a GPU; what surrounds the kernels (arrays, planning, streams) is tested without one.
 
-Numerics. Attention's KV split is fixed (`split_tokens`), and decode rows always run apart from prefill rows, so a
-decode row's attention does not depend on its batch. What still may: cuBLAS picks its product by the number
-of rows, and FlashInfer's prefill picks its query tile by the average chunk. With `batch_invariant` off the planner
-splits as it likes, CUDA-core decode comes back for small groups, and shared prefixes run as a cascade.
+Numerics. Keys are cut at fixed places (`kernels.flashinfer_plan`), and decode rows always run apart from prefill
+rows, so a decode row's attention does not depend on its batch, captured or not. What still may: cuBLAS picks its
+product by the number of rows, and FlashInfer's prefill picks its query tile by the average chunk. Without
+`batch_invariant` the planner splits as it likes, CUDA-core decode comes back for small groups, and shared prefixes
+run as a cascade.
 
 The package is imported when the backend is made, never before.
 """
@@ -13,6 +14,7 @@ The package is imported when the backend is made, never before.
 from __future__ import annotations
 
 import importlib
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -20,8 +22,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from kernels.base import AttnMeta, KVStore, LayerSpec, Linear
-from kernels.flashinfer_plan import Call, FlashInferOptions, Planner, Shapes
-from kernels.quant import FP8, FP8_MAX
+from kernels.flashinfer_plan import Call, FlashInferOptions, Planner, Shapes, check_prefill
+from kernels.fused import Fused, Pools, TorchFused, copy_slots, fused_for, store
+from kernels.sampling import SamplingRows, draw
 
 MIN_CAPABILITY = (8, 0)  # bfloat16
 
@@ -29,7 +32,9 @@ MIN_CAPABILITY = (8, 0)  # bfloat16
 def make_ops(device: torch.device) -> FlashInferOps:
     """The backend on `device`. Raises RuntimeError or ImportError, saying what is missing."""
     check_device(device)
-    return FlashInferOps(device, load_package())
+    return FlashInferOps(
+        device, load_package(), fused=fused_for(device), capability=torch.cuda.get_device_capability(device)
+    )
 
 
 def load_package() -> Any:
@@ -68,17 +73,25 @@ class FlashInferOps:
         package: Any,
         *,
         options: FlashInferOptions | None = None,
+        fused: Fused | None = None,
+        capability: tuple[int, int] = MIN_CAPABILITY,
     ) -> None:
         self._device = device
         self._package = package
+        self._capability = capability
+        self.fused = fused or TorchFused()
         self.options = options or FlashInferOptions()
         self._planner = Planner(package, device, self.options, Shapes())
         self._meta: AttnMeta | None = None
         self._calls: dict[LayerSpec, list[Call]] = {}
 
     def configure(self, shapes: Shapes, options: FlashInferOptions | None = None) -> None:
-        """Tell the planner the types, the longest sequence and how to split, before the first plan."""
+        """Tell the planner the types, the longest sequence and how to split, before the first plan.
+
+        Raises RuntimeError for kernels that this card or these types have not.
+        """
         self.options = options or self.options
+        check_prefill(self.options.prefill, self._capability, shapes.dtype, shapes.kv_dtype)
         self._planner = Planner(self._package, self._device, self.options, shapes)
 
     def linear(self, weight: Tensor, bias: Tensor | None = None) -> Linear:
@@ -88,22 +101,26 @@ class FlashInferOps:
         return weight[ids]
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
-        return self._package.rmsnorm(x.reshape(-1, x.shape[-1]), weight, eps=eps).view(x.shape)
+        return self.fused.rms_norm(x, weight, eps)
 
     def add_rms_norm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-        """In place: FlashInfer writes the norm over x and the sum over the residual."""
-        self._package.fused_add_rmsnorm(x, residual, weight, eps=eps)
-        return x, residual
+        """May write the norm over x and the sum over the residual."""
+        return self.fused.add_rms_norm(x, residual, weight, eps)
 
     def silu_mul(self, gate_up: Tensor) -> Tensor:
-        return self._package.silu_and_mul(gate_up)
+        return self.fused.silu_mul(gate_up)
 
     def rope(self, q: Tensor, k: Tensor, positions: Tensor, cos_sin: Tensor) -> tuple[Tensor, Tensor]:
-        flat_q, flat_k = q.reshape(len(q), -1).contiguous(), k.reshape(len(k), -1).contiguous()
-        self._package.apply_rope_with_cos_sin_cache_inplace(
-            positions, flat_q, flat_k, q.shape[-1], cos_sin, is_neox=True
-        )
-        return flat_q.view(q.shape), flat_k.view(k.shape)
+        """For callers without a pool; the models use `rope_attend`."""
+        return TorchFused().rotate(q, k, positions, cos_sin)
+
+    def draw(self, logits: Tensor, rows: SamplingRows) -> Tensor:
+        """`kernels.sampling.draw` with the fused race."""
+        return draw(logits, rows, race_with=self.fused.race)
+
+    def chunks_of(self, kv_indptr: Tensor, page_size: int, specs: Sequence[LayerSpec]) -> int:
+        """Rows that decode attention over these pages takes; see `GraphOps`."""
+        return self._planner.chunks_of(kv_indptr, page_size, specs)
 
     def plan(self, meta: AttnMeta, spec: LayerSpec) -> None:
         if self._meta is not meta:
@@ -120,34 +137,46 @@ class FlashInferOps:
     def attend(
         self, layer: int, q: Tensor, k: Tensor, v: Tensor, kv: KVStore, meta: AttnMeta, spec: LayerSpec
     ) -> Tensor:
-        store(kv, layer, k, v, meta)
+        pools = Pools(kv.k[layer], kv.v[layer])
+        store(pools, k, v, meta.slots)
+        return self._attend(pools, q, meta, spec)
+
+    def rope_attend(
+        self,
+        layer: int,
+        qkv: tuple[Tensor, Tensor, Tensor],
+        positions: Tensor,
+        cos_sin: Tensor,
+        kv: KVStore,
+        meta: AttnMeta,
+        spec: LayerSpec,
+    ) -> Tensor:
+        """`rope` and `attend` in one: the rotated keys go straight to their slots."""
+        pools = Pools(kv.k[layer], kv.v[layer])
+        q = self.fused.rope_store(*qkv, positions, cos_sin, pools, meta.slots)
+        return self._attend(pools, q, meta, spec)
+
+    def _attend(self, pools: Pools, q: Tensor, meta: AttnMeta, spec: LayerSpec) -> Tensor:
+        copy_slots(pools, meta.copy_src, meta.copy_dst)
         self.plan(meta, spec)
-        return run_calls(self._package, self._calls[spec], q, (kv.k[layer], kv.v[layer]))
+        return run_calls(self._package, self.fused, self._calls[spec], q, (pools.k, pools.v))
 
 
-def store(kv: KVStore, layer: int, k: Tensor, v: Tensor, meta: AttnMeta) -> None:
-    """Write the step's keys and values, then run its copies. FP8 pools are written as bytes, saturated."""
-    for pool, new in ((kv.k[layer], k), (kv.v[layer], v)):
-        flat = pool.flatten(0, 1)
-        if pool.dtype == FP8:
-            flat, new = flat.view(torch.uint8), new.clamp(-FP8_MAX, FP8_MAX).to(FP8).view(torch.uint8)
-        flat[meta.slots] = new
-        if len(meta.copy_src):
-            flat[meta.copy_dst] = flat[meta.copy_src]
-
-
-def run_calls(package: Any, calls: list[Call], q: Tensor, pools: tuple[Tensor, Tensor]) -> Tensor:
+def run_calls(package: Any, fused: Fused, calls: list[Call], q: Tensor, pools: tuple[Tensor, Tensor]) -> Tensor:
     """The planned calls over q [tokens, heads, d]; those marked `merge` fold into what the earlier ones found."""
     out = torch.empty_like(q)
-    if not any(call.merge for call in calls):
-        for call in calls:
-            call.wrapper.run(q[call.tokens], pools, out=out[call.tokens])
-        return out
-    lse = torch.empty(q.shape[:2], dtype=torch.float32, device=q.device)  # base 2, as the merge wants it
+    merges = any(call.merge for call in calls)
+    lse = torch.empty(q.shape[:2], dtype=torch.float32, device=q.device) if merges else None  # base 2, for the merge
     for call in calls:
-        if call.merge:
-            other, other_lse = call.wrapper.run(q[call.tokens], pools, return_lse=True)
-            package.merge_state_in_place(out[call.tokens], lse[call.tokens], other, other_lse)
+        queries, target = q[call.tokens], out[call.tokens]
+        if call.chunks is not None:
+            parts, part_lse = call.wrapper.run(queries[call.chunks.row_of], pools, return_lse=True)
+            fused.merge_chunks(parts, part_lse, call.chunks.indptr, target)
+        elif lse is None:
+            call.wrapper.run(queries, pools, out=target)
+        elif call.merge:
+            other, other_lse = call.wrapper.run(queries, pools, return_lse=True)
+            package.merge_state_in_place(target, lse[call.tokens], other, other_lse)
         else:
-            call.wrapper.run(q[call.tokens], pools, out=out[call.tokens], lse=lse[call.tokens], return_lse=True)
+            call.wrapper.run(queries, pools, out=target, lse=lse[call.tokens], return_lse=True)
     return out

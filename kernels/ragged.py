@@ -78,12 +78,14 @@ def split_decode(rows: Rows) -> tuple[Rows | None, Rows | None]:
     """(the leading rows of one query token, the others); None for a part without rows."""
     longer = torch.nonzero(rows.qo_indptr.diff() != 1).flatten()
     n = int(longer[0]) if len(longer) else len(rows)
-    return _part(rows, 0, n), _part(rows, n, len(rows))
+    return (
+        part_of_rows(rows, 0, n) if n else None,
+        part_of_rows(rows, n, len(rows)) if n < len(rows) else None,
+    )
 
 
-def _part(rows: Rows, start: int, stop: int) -> Rows | None:
-    if start == stop:
-        return None
+def part_of_rows(rows: Rows, start: int, stop: int) -> Rows:
+    """Rows start to stop, their borders from 0."""
     q, kv = rows.qo_indptr[start : stop + 1], rows.kv_indptr[start : stop + 1]
     return Rows(
         q - q[0],
@@ -93,6 +95,52 @@ def _part(rows: Rows, start: int, stop: int) -> Rows | None:
         rows.begin + int(q[0]),
         rows.begin + int(q[-1]),
     )
+
+
+@dataclass(frozen=True, slots=True)
+class Chunks:
+    """Decode rows whose keys are cut at fixed places: each chunk is attended to as a row of its own, then merged.
+
+    The cuts depend on a row's own length only, so do its results. Chunks past `indptr[-1]` are padding.
+    """
+
+    rows: Rows  # one a chunk
+    row_of: Tensor  # [chunks] int64: the row whose query a chunk takes; 0 for padding
+    indptr: Tensor  # [rows+1] int32: the chunks of each row
+
+
+def n_chunks(kv_indptr: Tensor, chunk_pages: int) -> int:
+    """Chunks that rows with these pages are cut into."""
+    return int(_chunk_counts(kv_indptr, chunk_pages).sum())
+
+
+def _chunk_counts(kv_indptr: Tensor, chunk_pages: int) -> Tensor:
+    return torch.div(kv_indptr.diff() + (chunk_pages - 1), chunk_pages, rounding_mode="floor")
+
+
+def cut_keys(rows: Rows, page_size: int, chunk_pages: int) -> Chunks:
+    """The chunks of decode rows. Page ids past the last row's become one chunk of one key each: the padding that keeps
+    a captured step at a fixed number of chunks."""
+    counts = _chunk_counts(rows.kv_indptr, chunk_pages).long()
+    indptr = torch.zeros(len(rows) + 1, dtype=torch.int32)
+    indptr[1:] = counts.cumsum(0)
+    row_of = torch.repeat_interleave(torch.arange(len(rows)), counts)
+    nth = torch.arange(len(row_of)) - indptr.long()[row_of]
+    starts = rows.kv_indptr.long()[row_of] + nth * chunk_pages
+    ends_row = nth == counts[row_of] - 1
+    last = torch.where(ends_row, rows.last_page_len.long()[row_of], page_size)
+    n_real, n_pages = int(rows.kv_indptr[-1]), len(rows.kv_indices)
+    n_padding = n_pages - n_real
+    total = len(row_of) + n_padding
+    cut = Rows(
+        torch.arange(total + 1, dtype=torch.int32),
+        torch.cat([starts, torch.arange(n_real, n_pages + 1)]).int(),
+        rows.kv_indices,
+        torch.cat([last, torch.ones(n_padding, dtype=torch.long)]).int(),
+        0,
+        total,
+    )
+    return Chunks(cut, torch.cat([row_of, torch.zeros(n_padding, dtype=torch.long)]), indptr)
 
 
 @dataclass(frozen=True, slots=True)

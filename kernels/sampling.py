@@ -62,6 +62,7 @@ class SamplingRows:
 
 
 Draw = Callable[[Tensor, SamplingRows], Tensor]  # logits [rows, vocab], all temperatures above 0 -> tokens [rows]
+Race = Callable[[Tensor, Tensor], Tensor]  # weights [rows, vocab] and keys [rows] -> tokens [rows]
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,16 +160,28 @@ def unpack_mask(words: Tensor, vocab_size: int) -> Tensor:
     return F.pad(allowed, (0, vocab_size - len(allowed)))
 
 
-def draw(logits: Tensor, rows: SamplingRows) -> Tensor:
-    """One token a row [rows] from finite-peaked `logits` [rows, vocab], all temperatures above 0."""
+def draw(logits: Tensor, rows: SamplingRows, *, race_with: Race | None = None) -> Tensor:
+    """One token a row [rows] from finite-peaked `logits` [rows, vocab], all temperatures above 0.
+
+    `race_with` is a backend's own `race`: the same winners, faster.
+    """
+    return (race_with or race)(weigh(logits, rows), upload(noise_keys(rows.seed, rows.counter), logits.device))
+
+
+def weigh(logits: Tensor, rows: SamplingRows) -> Tensor:
+    """Unnormalised probabilities [rows, vocab] after the filters; the best token has 1."""
     put = lambda values: upload(values, logits.device)
     scaled = (logits - logits.amax(dim=-1, keepdim=True)) / put(rows.temperature.clamp(min=1e-6))[:, None]
-    weights = torch.exp(scaled)  # unnormalised, the best token has 1
+    weights = torch.exp(scaled)
     _cut(weights, rows)
     if (rows.min_p > 0).any():
         weights.masked_fill_(weights < put(rows.min_p)[:, None], 0.0)
-    noise = exponential_noise(put(rows.seed), put(rows.counter), weights.shape[1])
-    return (weights.double() / noise).max(dim=-1).indices
+    return weights
+
+
+def race(weights: Tensor, keys: Tensor) -> Tensor:
+    """The token of each row of `weights` [rows, vocab] that wins the exponential race of its key [rows]."""
+    return (weights.double() / _noise_of(keys, weights.shape[1])).max(dim=-1).indices
 
 
 def _cut(weights: Tensor, rows: SamplingRows) -> None:
@@ -223,7 +236,15 @@ def _cut_by_head(weights: Tensor, top_k: Tensor, top_p: Tensor) -> Tensor:
 
 def exponential_noise(seed: Tensor, counter: Tensor, vocab_size: int) -> Tensor:
     """Standard exponential variates [rows, vocab_size], float64, a pure function of (seed, counter, token)."""
-    key = _mix(_mix(seed + _GOLDEN) ^ (counter * _GOLDEN))
+    return _noise_of(noise_keys(seed, counter), vocab_size)
+
+
+def noise_keys(seed: Tensor, counter: Tensor) -> Tensor:
+    """What a row's random stream depends on, in one int64 [rows]."""
+    return _mix(_mix(seed + _GOLDEN) ^ (counter * _GOLDEN))
+
+
+def _noise_of(key: Tensor, vocab_size: int) -> Tensor:
     bits = _mix(key[:, None] + torch.arange(1, vocab_size + 1, device=key.device) * _GOLDEN)
     uniform = (((bits >> 11) & (2**53 - 1)).double() + 0.5) * 2.0**-53  # in (0, 1)
     return -torch.log1p(-uniform)

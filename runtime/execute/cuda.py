@@ -18,13 +18,14 @@ import torch
 from torch import Tensor
 
 from kernels.base import AttnMeta, KVStore
-from kernels.sampling import Samples, report, sample, upload
+from kernels.sampling import Draw, Samples, report, sample, upload
 from runtime.execute.batch import SampleSet, as_tensor
-from runtime.execute.graphs import DecodeGraphs, pad_decode
+from runtime.execute.graphs import DecodeGraphs, GraphSize
 from runtime.execute.pending import SampleArrays, ScoreArrays
 from runtime.execute.runner import SCORES_AT_ONCE
 from runtime.execute.staging import Download, Upload
 from runtime.execute.streams import Device, Event
+from runtime.execute.trial import blank_plan
 from runtime.models.decoder import Model
 from runtime.step import FROM_TABLE, Adjust, ModelSpec, Pending, StepPlan, StepResult
 
@@ -122,25 +123,27 @@ class CudaRunner:
         *,
         max_running: int,
         graphs: DecodeGraphs | None = None,
+        draw_with: Draw | None = None,
     ) -> None:
         self.spec = spec
         self.page_size = kv.page_size
         self.n_pages = kv.k[0].shape[0] - 1
         self.max_running = max_running
-        self._model, self._kv, self._device, self._graphs = model, kv, device, graphs
+        self.graphs = graphs
+        self._model, self._kv, self._device, self._draw_with = model, kv, device, draw_with
         self._token_table = torch.zeros(max_running + 1, dtype=torch.long, device=device.torch_device)
         self._in, self._main, self._out = device.stream(), device.stream(), device.stream()
         self._slots = [_Buffers(Upload(device), device.event(), device.event()) for _ in range(2)]
-        self._sampled = [device.event() for _ in range(2)]
         self._launched = 0
+        device.synchronize()  # weights, pool and table were written on the default stream, which ours do not wait for
 
     def launch(self, plan: StepPlan) -> Pending:
         slot = self._slots[self._launched % 2]
         self._launched += 1
         slot.left.synchronize()
         step = DeviceStep(plan, self._device.event(), self._device, time.monotonic())
-        size = self._graphs.size_for(plan) if self._graphs else None
-        padded = plan if size is None else pad_decode(plan, size, self.n_pages, self.page_size)
+        size = self.graphs.size_for(plan) if self.graphs else None
+        padded = plan if size is None or self.graphs is None else self.graphs.pad(plan, size, self.n_pages)
         views = slot.upload.write(_device_arrays(padded))
         self._in.run(slot.upload.copy)
         self._in.record(slot.arrived)
@@ -168,6 +171,11 @@ class CudaRunner:
     def set_token(self, table_row: int, token: int) -> None:
         self._main.run(lambda: self._token_table.__setitem__(table_row, token))
 
+    def warm_up(self) -> None:
+        """Capture every size, the largest first."""
+        for n_rows in reversed(self.graphs.sizes if self.graphs else []):
+            self.launch(blank_plan(n_rows, self.n_pages, self.page_size)).result()
+
     def close(self) -> None:
         self._device.synchronize()
 
@@ -193,14 +201,14 @@ class CudaRunner:
         step: DeviceStep,
         meta: AttnMeta,
         views: dict[str, Tensor],
-        size: int | None,
+        size: GraphSize | None,
         chosen: SampleSet,
         late: np.ndarray,
     ) -> None:
         known = views["token_ids"].long()
         ids = torch.where(known == FROM_TABLE, self._token_table[views["query_table"].long()], known)
-        if size is not None and self._graphs is not None:
-            hidden = self._graphs.run(ids, meta)
+        if size is not None and self.graphs is not None:
+            hidden = self.graphs.run(size, ids, meta)
         else:
             hidden = self._model.forward(ids, meta.positions, meta, self._kv)
         self._score(step, hidden)
@@ -211,7 +219,14 @@ class CudaRunner:
             step.late_logits = self._model.logits(hidden[upload(query, hidden.device)])
 
     def _sample(self, step: DeviceStep, chosen: SampleSet, logits: Tensor) -> None:
-        drawn = sample(logits, chosen.rows, chosen.adjusts, want_logprob=chosen.want_logprob, n_top=step.plan.n_top)
+        drawn = sample(
+            logits,
+            chosen.rows,
+            chosen.adjusts,
+            want_logprob=chosen.want_logprob,
+            n_top=step.plan.n_top,
+            draw_with=self._draw_with,
+        )
         self._token_table[upload(chosen.table, logits.device)] = drawn.tokens
         step.parts.append((chosen.index.numpy(), drawn))
 
@@ -242,6 +257,7 @@ class CudaRunner:
             home = Download(self._device)
             for name, tensor in tensors.items():
                 home.expect(name, tuple(tensor.shape), tensor.dtype).copy_(tensor, non_blocking=True)
+                self._out.keep(tensor)
             step.downloads.append(home)
 
 

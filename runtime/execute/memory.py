@@ -21,9 +21,14 @@ class PoolSize:
     why: str
 
 
-def size_pool(config: EngineConfig, bytes_per_token: int, free_bytes: int, *, cap_bytes: int | None) -> PoolSize:
-    """As asked for, else `mem_fraction` of the free memory, at most `cap_bytes`. Raises ModelLoadError if
-    what was asked for does not fit, or what is free holds not one page."""
+def size_pool(
+    config: EngineConfig, bytes_per_token: int, free_bytes: int, *, cap_bytes: int | None, fraction: float = 0.5
+) -> PoolSize:
+    """As asked for, else `mem_fraction` (`fraction` where none is given) of the free memory, at most `cap_bytes`.
+
+    Raises ModelLoadError if what was asked for does not fit, or what is free holds not one page.
+    """
+    fraction = fraction if config.mem_fraction is None else config.mem_fraction
     page_bytes = bytes_per_token * config.page_size
     if config.kv_pool_tokens is not None:
         n_pages = max(1, config.kv_pool_tokens // config.page_size)
@@ -34,8 +39,8 @@ def size_pool(config: EngineConfig, bytes_per_token: int, free_bytes: int, *, ca
             )
         return PoolSize(n_pages, f"{n_pages * config.page_size} KV tokens as asked for")
     budget, reason = (
-        int(free_bytes * config.mem_fraction),
-        f"{config.mem_fraction:.0%} of {free_bytes / GIB:.1f} GiB free",
+        int(free_bytes * fraction),
+        f"{fraction:.0%} of {free_bytes / GIB:.1f} GiB free",
     )
     if cap_bytes is not None and budget > cap_bytes:
         budget, reason = cap_bytes, f"the default limit of {cap_bytes / GIB:.0f} GiB on a CPU"

@@ -6,11 +6,13 @@ import os
 from pathlib import Path
 
 ALLOCATOR = "PYTORCH_CUDA_ALLOC_CONF"
+ALLOCATOR_TOO = "PYTORCH_ALLOC_CONF"  # its name in newer versions of torch
 
 
 def set_allocator() -> None:
     """Let torch grow its segments in place (less fragmentation), unless the user chose otherwise."""
-    os.environ.setdefault(ALLOCATOR, "expandable_segments:True")
+    if ALLOCATOR_TOO not in os.environ:
+        os.environ.setdefault(ALLOCATOR, "expandable_segments:True")
 
 
 def bind_to_socket(pci_bus_id: str, sysfs: Path = Path("/sys")) -> frozenset[int]:

@@ -52,7 +52,8 @@ class Upload:
         if size > len(self._host):
             size = 1 << (size - 1).bit_length()
             self._host = self._device.pinned(size)
-            self._twin = torch.zeros(size, dtype=torch.uint8, device=self._device.torch_device)
+            # empty: filling it would run on another stream than the copy
+            self._twin = torch.empty(size, dtype=torch.uint8, device=self._device.torch_device)
 
     def _view(self, place: int, array: np.ndarray) -> Tensor:
         return self._twin[place : place + array.nbytes].view(_TORCH[array.dtype]).view(array.shape)

@@ -41,6 +41,10 @@ class Stream(Protocol):
         """Move `event` to the present end of the queue."""
         ...
 
+    def keep(self, tensor: Tensor) -> None:
+        """Called by work of this stream that reads a tensor made on another: its memory is not given away before."""
+        ...
+
 
 class Device(Protocol):
     """Makes streams, events and memory."""
@@ -109,3 +113,6 @@ class _CudaStream:
     def record(self, event: Event) -> None:
         assert isinstance(event, torch.cuda.Event)
         event.record(self._stream)
+
+    def keep(self, tensor: Tensor) -> None:
+        tensor.record_stream(self._stream)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from kernels.base import AttnMeta, KVStore, LayerSpec, Linear, Ops, QuantizedOps
+from kernels.base import AttnMeta, KVStore, LayerSpec, Linear, Ops, QuantizedOps, RopeAttendOps
 from kernels.quant import LinearMethod
 from runtime.errors import ModelLoadError
 from runtime.models.config import ModelConfig
@@ -67,6 +67,7 @@ class Attention:
     def __init__(self, build: Builder, layer: int, *, qk_norm: bool = False) -> None:
         c, prefix = build.config, f"model.layers.{layer}.self_attn"
         self.ops, self.layer, self.eps = build.ops, layer, c.norm_eps
+        self._rope_attend = build.ops.rope_attend if isinstance(build.ops, RopeAttendOps) else None
         self.spec = self.spec_of(c, layer)
         self.sizes = (c.n_heads * c.head_dim, c.n_kv_heads * c.head_dim, c.n_kv_heads * c.head_dim)
         projections = tuple(f"{prefix}.{name}_proj" for name in "qkv")
@@ -86,8 +87,12 @@ class Attention:
         if self.q_norm is not None and self.k_norm is not None:
             q = self.ops.rms_norm(q, self.q_norm, self.eps)
             k = self.ops.rms_norm(k, self.k_norm, self.eps)
-        q, k = self.ops.rope(q, k, positions, cos_sin)
-        return self.out(self.ops.attend(self.layer, q, k, v, kv, meta, self.spec).flatten(1))
+        if self._rope_attend is not None:
+            mixed = self._rope_attend(self.layer, (q, k, v), positions, cos_sin, kv, meta, self.spec)
+        else:
+            q, k = self.ops.rope(q, k, positions, cos_sin)
+            mixed = self.ops.attend(self.layer, q, k, v, kv, meta, self.spec)
+        return self.out(mixed.flatten(1))
 
 
 class Mlp:

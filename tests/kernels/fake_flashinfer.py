@@ -9,10 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
-
-from kernels.reference import ReferenceOps
 
 LOG2_E = 1.4426950408889634
 
@@ -92,6 +89,8 @@ class BatchDecodeWithPagedKVCacheWrapper(_Wrapper):
             assert sizes[0] // sizes[1] in (1, 2, 3, 4, 6, 8, 16), "Unsupported group_size"
             assert "fixed_split_size" not in options
         if self.options.get("use_cuda_graph"):
+            # whether a step is split is frozen into the graph, and its tiles are limited
+            assert "fixed_split_size" not in options
             assert len(last) == len(self.options["paged_kv_last_page_len_buffer"])
             assert len(indices) <= len(self.options["paged_kv_indices_buffer"])
         one_each = torch.arange(len(last) + 1, dtype=torch.int32)
@@ -123,24 +122,3 @@ class FakePackage:
         ours, theirs = (torch.exp2(part.double() - torch.maximum(s, s_other)).unsqueeze(-1) for part in (s, s_other))
         v.copy_((v * ours + v_other * theirs) / (ours + theirs))
         s.copy_(torch.logaddexp2(s, s_other))
-
-    def rmsnorm(self, x: Tensor, weight: Tensor, *, eps: float) -> Tensor:
-        assert x.ndim == 2
-        return ReferenceOps().rms_norm(x, weight, eps)
-
-    def fused_add_rmsnorm(self, x: Tensor, residual: Tensor, weight: Tensor, *, eps: float) -> None:
-        residual.add_(x)
-        x.copy_(ReferenceOps().rms_norm(residual, weight, eps))
-
-    def silu_and_mul(self, x: Tensor) -> Tensor:
-        gate, up = x.chunk(2, -1)
-        return F.silu(gate) * up
-
-    def apply_rope_with_cos_sin_cache_inplace(
-        self, positions: Tensor, query: Tensor, key: Tensor, head_size: int, cos_sin_cache: Tensor, *, is_neox: bool
-    ) -> None:
-        assert is_neox
-        assert cos_sin_cache.dtype == torch.float32
-        q, k = (part.view(len(part), -1, head_size) for part in (query, key))
-        for part, turned in zip((q, k), ReferenceOps().rope(q, k, positions.long(), cos_sin_cache), strict=True):
-            part.copy_(turned)

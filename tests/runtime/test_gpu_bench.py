@@ -1,68 +1,63 @@
-"""The GPU's bench as far as it goes without one: its loads run on a fake device, its checks on a late one."""
+"""The GPU's bench without one: every section runs on the CPU over stand-ins, so that a first run dies of no typo."""
 
 from __future__ import annotations
 
+import json
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from bench import gpu, gpu_speed
+from bench import gpu
 from bench.gpu_carry import pack
-from bench.gpu_checks import _decode
-from bench.gpu_engine import Bench, drive, make_scheduler, prompts
-from runtime.execute.fake import FakeRunner, fake_spec
-from runtime.execute.runner import ModelRunner
-from runtime.models.loader import load_runner
-from tests.runtime.late_device import LateDevice
-from tests.runtime.test_runner_cuda import late_runner
-from tests.runtime.test_runner_cuda_loading import config
-from tests.runtime.tiny_models import save, tiny_model
+from bench.gpu_engine import prompts
+from bench.gpu_machine import dry_machine
 
 
-@pytest.fixture
-def bench() -> Bench:
-    runner: Any = FakeRunner(
-        fake_spec(5000, 32768), n_pages=8000, page_size=16, max_running=64, latency_s=1e-4, check=False
-    )
-    return make_scheduler(runner)
+@pytest.mark.parametrize("name", gpu.SECTIONS)
+def test_every_section_runs_to_its_end(name: str) -> None:
+    report = gpu.run([name], dry_machine())
+    assert report.errors == {}
+    assert report.passed, report.tables
+    assert report.tables[name]
+    assert f"## {name} (" in gpu.text(report)
 
 
-def test_decode_is_measured_once_all_streams_decode(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gpu_speed, "CONTEXT", 64)
-    rate = gpu_speed.decode_rate(bench, 8)
-    assert rate > 0
-    assert gpu_speed.roofline(bench, 8, read_gb_s=1000.0) > 0
+def test_a_report_has_tables_json_and_published_figures_beside(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert gpu.main(["--dry-run", "--only", "graphs,split", "--out", str(tmp_path)]) == 0
+    said = json.loads((tmp_path / "gpu.json").read_text())
+    assert set(said["tables"]) == {"graphs", "split"}
+    assert said["tables"]["graphs"][0]["equal to eager"] == said["tables"]["graphs"][0]["steps"]
+    out = capsys.readouterr().out
+    assert out.index("graphs ...") < out.index("split ...") < out.index("# Fake H100") < out.index("## graphs")
+    assert "| tok/s, 512 concurrent |  | 1.13e+04 |" in out
+    assert (tmp_path / "gpu.md").read_text() in out + "\n"
 
 
-def test_every_measure_runs_to_its_end(bench: Bench) -> None:
-    assert 0 <= gpu_speed.idle_share(bench) <= 1
-    assert gpu_speed.prefill(bench)["prefill TFLOP/s"] >= 0
-    assert gpu_speed.prefix_hit(bench)["2k prefix speed-up"] > 0
-    assert gpu_speed.interference(bench)["ITL p99 inflation"] > 0
+def test_a_failing_section_is_reported_and_the_others_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object) -> list[gpu.Row]:
+        raise ValueError("no such kernel")
+
+    monkeypatch.setitem(gpu.SECTIONS, "parity", broken)
+    monkeypatch.setitem(gpu.SECTIONS, "engine", lambda machine, card: [{"ok": False}])
+    report = gpu.run(["parity", "split", "engine"], dry_machine())
+    assert report.errors == {"parity": "ValueError: no such kernel"}
+    assert set(report.tables) == {"split", "engine"}
+    assert not report.passed
+
+
+def test_what_does_not_fit_the_budget_is_left_out() -> None:
+    report = gpu.run(["parity", "speed"], replace(dry_machine(), deadline=0.0))
+    assert report.left_out == ["parity", "speed"]
+    assert "Left out, no time: parity, speed" in gpu.text(report)
 
 
 def test_prompts_share_what_they_are_said_to_share() -> None:
     first, second = prompts(2, 30, shared=20)
     assert first[:20].tolist() == second[:20].tolist()
     assert first[20:].tolist() != second[20:].tolist()
-
-
-def test_drive_gives_every_request_its_tokens(bench: Bench) -> None:
-    said = drive(bench.inner, prompts(5, 40), max_tokens=7)
-    assert [len(tokens) for tokens in said.tokens.values()] == [7] * 5
-
-
-def test_replayed_steps_equal_eager_ones(tmp_path: Path) -> None:
-    folder = save(tiny_model("llama"), tmp_path)
-    plain = load_runner(config(folder))
-    assert isinstance(plain, ModelRunner)
-    answers = []
-    for graphs in (True, False):
-        runner = late_runner(folder, plain, LateDevice(), graphs=graphs, n_pages=400, max_rows=16)
-        answers.append(_decode(runner, n_steps=12, in_flight=2 if graphs else 1))
-    plain.close()
-    assert answers[0] == answers[1]
 
 
 def test_tables_have_every_column_and_no_noise() -> None:

@@ -19,7 +19,7 @@ from runtime.errors import BackendUnavailable, InvalidRequest
 from runtime.execute import placement
 from runtime.execute.cuda import CudaRunner
 from runtime.execute.cuda_loader import check_heads, gpu_method, gpu_types, saved_reads
-from runtime.execute.graphs import DecodeGraphs
+from runtime.execute.graphs import DecodeGraphs, EagerCapture
 from runtime.execute.runner import ModelRunner
 from runtime.models.config import config_from_hf
 from runtime.models.decoder import distinct_specs
@@ -29,7 +29,6 @@ from runtime.models.loader import load_runner, open_checkpoint
 from tests.kernels.fake_flashinfer import FakePackage
 from tests.runtime.late_device import LateDevice
 from tests.runtime.step_plans import Row, Seq, make_plan
-from tests.runtime.test_runner_cuda import rerun
 from tests.runtime.tiny import CONFIG
 from tests.runtime.world import World
 
@@ -53,13 +52,13 @@ def gpu_path(folder: Path, plain: ModelRunner, *, invariant: bool) -> CudaRunner
     """The GPU's runner, graphs and FlashInfer planning over a late device and a stand-in for the package."""
     checkpoint = open_checkpoint(folder, "dummy")
     c = checkpoint.config
-    options = FlashInferOptions(batch_invariant=invariant, workspace_bytes=16)
+    options = FlashInferOptions(batch_invariant=invariant, workspace_bytes=16, split_tokens=8)
     ops = FlashInferOps(torch.device("cpu"), FakePackage(), options=options)
     ops.configure(Shapes(torch.float32, torch.float32, 512))
     with torch.inference_mode():
         model = Llama(Builder(c, checkpoint.source, ops, torch.float32, torch.device("cpu")), 512)
         kv = KVStore(c.n_layers, plain.n_pages + 1, 4, c.n_kv_heads, c.head_dim, torch.float32)
-    graphs = DecodeGraphs(model, kv, ops, distinct_specs(model.blocks), rerun, sizes=(1, 2, 4), max_rows=6)
+    graphs = DecodeGraphs(model, kv, ops, distinct_specs(model.blocks), EagerCapture(), sizes=(1, 2, 4), max_rows=6)
     return CudaRunner(model, kv, plain.spec, LateDevice(seed=5), max_running=6, graphs=graphs)
 
 
