@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 import ramet as rt
+from bench import program_pressure
 from bench.program_runs import by_dsl, by_hand, flush
 from bench.program_texts import SHAPES, SMALL
 from runtime.engine import Engine
@@ -45,3 +46,14 @@ def test_what_could_have_been_reused_by_hand(url: str) -> None:
     first = by_hand(url, backend, "multi-turn", SMALL, side_by_side=False)
     assert 0.9 <= first.hit_rate <= 1.01
     assert first.retokenised == first.optimum > 0
+
+
+def test_hints_keep_what_a_full_pool_would_lose() -> None:
+    """Three tree searches at once in half the pool they need: by hand, more is computed twice."""
+    with toy_engine(n_pages=100) as small, toy_server(small) as url:
+        backend = rt.HttpBackend(url)
+        ours = program_pressure.by_dsl(backend, 3, 3, 2)
+        flush(url)
+        theirs = program_pressure.by_hand(url, backend, 3, 3, 2)
+    assert ours.prefilled < theirs.prefilled
+    assert ours.hit_rate > theirs.hit_rate
