@@ -1,9 +1,10 @@
-"""Luggage for a machine with a GPU and no network: `python -m bench.gpu_carry WHEELS --out .gpu`.
+"""Luggage for a machine with a GPU and no network: `python -m bench.gpu_carry --prebuild`, then take `.gpu` along.
 
-FlashInfer's wheel is over 100 MB. This keeps what the backend imports and the headers its modules compile from,
-and, where nvcc is at hand, prebuilds the attention modules for sm_90a, so that nothing is compiled there. WHEELS is a
-folder with the unpacked packages (`pip install --no-deps --target WHEELS flashinfer-python apache-tvm-ffi
-nvidia-ml-py`). On the other machine: `PYTHONPATH=.gpu FLASHINFER_DISABLE_JIT=1 python -m bench.gpu`.
+FlashInfer's wheel is over 100 MB. This keeps what the backend imports, with `--headers` what its modules compile from,
+and with `--prebuild`, where nvcc is at hand, the attention modules built for sm_90a, so that nothing is compiled
+there. The few other packages that the bench needs and a CUDA image lacks come along, built for the Python there.
+
+On the other machine: `PYTHONPATH=.gpu FLASHINFER_DISABLE_JIT=1 FLASHINFER_WORKSPACE_BASE=/tmp python -m bench.gpu`.
 """
 
 from __future__ import annotations
@@ -13,31 +14,29 @@ import os
 import shutil
 import subprocess
 import sys
+import tarfile
+import zipfile
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from bench.gpu_modules import MODULES, build_environment, cuda_home
+
+PACKAGES = ("flashinfer-python==0.7.4", "apache-tvm-ffi==0.1.15.post2", "nvidia-ml-py")
+TARGET_PACKAGES = ("apache-tvm-ffi==0.1.15.post2", "msgspec", "gguf")  # what the bench imports and images lack
+PLATFORMS = ("manylinux_2_28_x86_64", "manylinux_2_17_x86_64", "manylinux2014_x86_64", "manylinux1_x86_64")
 HEADERS = ("include", "cccl", "cutlass/include", "cutlass/tools/util/include", "spdlog/include")
-COMPANIONS = ("tvm_ffi", "pynvml.py", "pynvml")
+PURE = ("pynvml.py", "pynvml")
 LIST_IMPORTS = """
-import sys, flashinfer, flashinfer.decode, flashinfer.prefill, flashinfer.cascade, flashinfer.norm, flashinfer.rope
-import flashinfer.activation
+import sys, flashinfer, flashinfer.decode, flashinfer.prefill, flashinfer.cascade
 print("\\n".join(m.__file__ for n, m in sys.modules.items() if n.split(".")[0] == "flashinfer" and m.__file__))
 """
-BUILD = """
-import shutil, sys, pathlib, torch
-from flashinfer.jit.attention.modules import _gen_batch_prefill_primary_module, gen_batch_decode_module
-from flashinfer.jit import gen_cascade_module
-bf16, i32, out = torch.bfloat16, torch.int32, pathlib.Path(sys.argv[1])
-specs = [gen_cascade_module()]
-for head_dim in (64, 128):
-    common = (bf16, bf16, bf16, i32, head_dim, head_dim, 0, False, False)
-    specs += [gen_batch_decode_module(*common), _gen_batch_prefill_primary_module("fa2", *common, False)]
-for spec in specs:
-    spec.build()
-    target = out / spec.name
-    target.mkdir(parents=True, exist_ok=True)
-    shutil.copy(spec.jit_library_path, target / f"{spec.name}.so")
-    print(spec.name, flush=True)
+LOAD = """
+import sys
+from bench.gpu_modules import MODULES, spec_of
+for name in sys.argv[1:]:
+    spec_of(MODULES[name]).build_and_load()
+    print("loads", name, flush=True)
 """
 
 
@@ -48,20 +47,42 @@ class Luggage:
     folder: Path
     n_files: int
     n_bytes: int
+    packed_bytes: int  # as a tar.gz
 
 
-def pack(wheels: Path, out: Path, *, headers: bool, prebuild: bool) -> Luggage:
-    """Copy what is needed from `wheels` to `out`, and build modules into it."""
+def fetch(wheels: Path) -> None:
+    """The packages as this machine's Python imports them, unpacked in `wheels`."""
+    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps"]
+    subprocess.run([*pip, "--target", str(wheels), *PACKAGES], check=True)
+
+
+def fetch_for(python: str, out: Path) -> None:
+    """The compiled packages as the other machine's Python imports them, unpacked in `out`."""
+    folder = out / "wheels"
+    pip = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps"]
+    target = ["--only-binary=:all:", "--implementation", "cp", "--python-version", python]
+    platforms = [part for name in PLATFORMS for part in ("--platform", name)]
+    subprocess.run([*pip, *target, *platforms, "--dest", str(folder), *TARGET_PACKAGES], check=True)
+    for wheel in folder.glob("*.whl"):
+        with zipfile.ZipFile(wheel) as archive:
+            archive.extractall(out)
+    shutil.rmtree(folder)
+    for part in ("include", "3rdparty", "src", "share"):  # for compiling against, which prebuilt modules need not
+        shutil.rmtree(out / "tvm_ffi" / part, ignore_errors=True)
+
+
+def pack(wheels: Path, out: Path, *, headers: bool, prebuild: bool, modules: Iterable[str] = MODULES) -> Luggage:
+    """Copy what is needed of the package from `wheels` to `out`, and build modules into it."""
     package = wheels / "flashinfer"
     if not package.is_dir():
         raise SystemExit(f"{wheels} holds no flashinfer package")
     for file in imported_files(wheels):
         _copy(file, out / file.relative_to(wheels))
-    for name in COMPANIONS:
+    for name in PURE:
         if (wheels / name).exists():
             _copy(wheels / name, out / name)
     for dist in wheels.glob("*.dist-info"):
-        if dist.name.startswith(("flashinfer_python", "apache_tvm_ffi", "nvidia_ml_py")):
+        if dist.name.startswith(("flashinfer_python", "nvidia_ml_py")):
             _copy(dist, out / dist.name)
     if headers:
         for part in HEADERS:
@@ -70,42 +91,69 @@ def pack(wheels: Path, out: Path, *, headers: bool, prebuild: bool) -> Luggage:
         for file in (package / "data/csrc").glob("*.*"):  # the folders below are other backends'
             _copy(file, out / "flashinfer/data/csrc" / file.name)
     if prebuild:
-        build_modules(wheels, out / "flashinfer/data/aot")
+        build_modules(wheels, out / "flashinfer/data/aot", modules)
+    return weigh(out)
+
+
+def weigh(out: Path) -> Luggage:
+    archive = out.with_suffix(".tar.gz")
+    with tarfile.open(archive, "w:gz") as tar:
+        tar.add(out, arcname=out.name)
+    packed = archive.stat().st_size
+    archive.unlink()
     files = [file for file in out.rglob("*") if file.is_file()]
-    return Luggage(out, len(files), sum(file.stat().st_size for file in files))
+    return Luggage(out, len(files), sum(file.stat().st_size for file in files), packed)
 
 
 def imported_files(wheels: Path) -> list[Path]:
     """The package's modules that an import of the backend's parts really loads."""
-    done = _python(["-c", LIST_IMPORTS], wheels, capture=True)
+    done = _python(["-c", LIST_IMPORTS], [wheels], {}, capture=True)
     return [Path(line) for line in done.splitlines() if line.endswith(".py")]
 
 
-def build_modules(wheels: Path, out: Path) -> None:
-    """Decode, prefill and cascade for bfloat16, head sizes 64 and 128. Needs nvcc; about ten minutes on one core."""
-    nvcc = shutil.which("nvcc")
-    if nvcc is None:
+def build_modules(wheels: Path, out: Path, names: Iterable[str]) -> None:
+    """Those of `bench.gpu_modules` that `out` lacks. A minute to four each on one core; MAX_JOBS raises that."""
+    if shutil.which("nvcc") is None:
         raise SystemExit("prebuilding needs nvcc; leave --prebuild out and let the GPU's machine compile")
-    stub = out.parent / "stub"
-    stub.mkdir(parents=True, exist_ok=True)
-    empty = ["cc", "-shared", "-x", "c", "/dev/null", "-Wl,-soname,libcuda.so.1", "-o", str(stub / "libcuda.so")]
-    subprocess.run(empty, check=True)  # the driver's library is not here to link against
-    os.environ.update(
-        CUDA_HOME=str(Path(nvcc).resolve().parent.parent),
-        FLASHINFER_CUDA_ARCH_LIST="9.0a",
-        FLASHINFER_EXTRA_LDFLAGS=f"-L{stub}",
-    )
-    os.environ.setdefault("MAX_JOBS", "1")
-    _python(["-c", BUILD, str(out)], wheels, capture=False)
-    shutil.rmtree(stub)
+    environment = build_environment(_work())
+    for name in names:
+        arguments = ["-m", "bench.gpu_modules", "--build", name, "--out", str(out.resolve())]
+        _python(arguments, [wheels], environment, capture=False)
 
 
-def _python(arguments: list[str], wheels: Path, *, capture: bool) -> str:
-    environment = {**os.environ, "PYTHONPATH": str(wheels)}
-    environment.setdefault("FLASHINFER_WORKSPACE_BASE", str(wheels.parent / "flashinfer-work"))
+def check_loads(wheels: Path, out: Path, names: Iterable[str]) -> None:
+    """Load every module from the luggage alone, with just-in-time builds switched off. No GPU is asked."""
+    ours = _work() / "here"  # this machine's build of what the luggage has for another Python
+    ours.mkdir(parents=True, exist_ok=True)
+    if not (ours / "tvm_ffi").exists():
+        (ours / "tvm_ffi").symlink_to((wheels / "tvm_ffi").resolve())
+    libraries = [str(cuda_home() / "lib64"), str(_work() / "driver")]
+    (_work() / "driver").mkdir(exist_ok=True)
+    shutil.copy(_work() / "stub/libcuda.so", _work() / "driver/libcuda.so.1")
+    environment = {
+        "FLASHINFER_DISABLE_JIT": "1",
+        "FLASHINFER_CUDA_ARCH_LIST": "9.0a",
+        "FLASHINFER_WORKSPACE_BASE": str(_work() / "empty"),
+        "LD_LIBRARY_PATH": os.pathsep.join(libraries),
+    }
+    print(_python(["-c", LOAD, *names], [ours, out.resolve()], environment, capture=True), end="")
+
+
+def _work() -> Path:
+    return Path(os.environ.get("RAMET_CARRY_WORK", str(Path.home() / ".cache/ramet/gpu-carry")))
+
+
+def _python(arguments: list[str], path: list[Path], environment: dict[str, str], *, capture: bool) -> str:
+    here = Path(__file__).resolve().parent.parent
+    variables = {
+        **os.environ,
+        "FLASHINFER_WORKSPACE_BASE": str(_work()),
+        **environment,
+        "PYTHONPATH": os.pathsep.join(str(part.resolve()) for part in [*path, here]),
+    }
     done = subprocess.run(
         [sys.executable, *arguments],
-        env=environment,
+        env=variables,
         check=True,
         text=True,
         stdout=subprocess.PIPE if capture else None,
@@ -123,13 +171,26 @@ def _copy(source: Path, target: Path) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("wheels", type=Path, help="folder with the unpacked packages")
+    parser.add_argument("wheels", type=Path, nargs="?", help="folder with the unpacked packages (default: fetched)")
     parser.add_argument("--out", type=Path, default=Path(".gpu"))
-    parser.add_argument("--headers", action="store_true", help="also what just-in-time builds need (11 MB packed)")
+    parser.add_argument("--python", default="3.12", help="version of the other machine's Python")
+    parser.add_argument("--headers", action="store_true", help="also what just-in-time builds need")
     parser.add_argument("--prebuild", action="store_true", help="build the attention modules for sm_90a here")
+    parser.add_argument("--modules", default=",".join(MODULES), help="which, comma separated")
     options = parser.parse_args()
-    luggage = pack(options.wheels, options.out, headers=options.headers, prebuild=options.prebuild)
-    print(f"{luggage.folder}: {luggage.n_files} files, {luggage.n_bytes / 2**20:.1f} MiB unpacked")
+    names = [name for name in options.modules.split(",") if name]
+    if unknown := [name for name in names if name not in MODULES]:
+        parser.error(f"unknown module {unknown[0]!r}; there are {', '.join(MODULES)}")
+    wheels = options.wheels or _work() / "packages"
+    if options.wheels is None and not (wheels / "flashinfer").is_dir():
+        fetch(wheels)
+    options.out.mkdir(parents=True, exist_ok=True)
+    fetch_for(options.python, options.out)
+    luggage = pack(wheels, options.out, headers=options.headers, prebuild=options.prebuild, modules=names)
+    if options.prebuild:
+        check_loads(wheels, options.out, names)
+    mib = [f"{n / 2**20:.1f} MiB" for n in (luggage.n_bytes, luggage.packed_bytes)]
+    print(f"{luggage.folder}: {luggage.n_files} files, {mib[0]} unpacked, {mib[1]} packed")
 
 
 if __name__ == "__main__":

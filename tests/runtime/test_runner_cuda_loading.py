@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -15,18 +18,21 @@ from kernels.base import KVStore
 from kernels.flashinfer import FlashInferOps
 from kernels.flashinfer_plan import FlashInferOptions, Shapes
 from runtime.config import EngineConfig
-from runtime.errors import BackendUnavailable, InvalidRequest
+from runtime.errors import BackendUnavailable, InvalidRequest, ModelLoadError
 from runtime.execute import placement
 from runtime.execute.cuda import CudaRunner
-from runtime.execute.cuda_loader import check_heads, gpu_method, gpu_types, saved_reads
-from runtime.execute.graphs import DecodeGraphs, EagerCapture
+from runtime.execute.cuda_loader import MARGIN_BYTES, check_heads, gpu_method, gpu_types, load_cuda_runner, saved_reads
+from runtime.execute.gpu import CudaGpu
+from runtime.execute.graphs import DecodeGraphs, EagerCapture, GraphSize
 from runtime.execute.runner import ModelRunner
+from runtime.execute.trial import blank_plan
 from runtime.models.config import config_from_hf
 from runtime.models.decoder import distinct_specs
 from runtime.models.layers import Builder
 from runtime.models.llama import Llama
 from runtime.models.loader import load_runner, open_checkpoint
 from tests.kernels.fake_flashinfer import FakePackage
+from tests.runtime.fake_gpu import FakeGpu, fake_choice
 from tests.runtime.late_device import LateDevice
 from tests.runtime.step_plans import Row, Seq, make_plan
 from tests.runtime.tiny import CONFIG
@@ -155,3 +161,100 @@ def test_the_allocator_grows_in_place_unless_the_user_chose(monkeypatch: pytest.
     monkeypatch.setenv(placement.ALLOCATOR, "max_split_size_mb:64")
     placement.set_allocator()
     assert os.environ[placement.ALLOCATOR] == "max_split_size_mb:64"
+
+
+def gpu_config(folder: Path, **options: Any) -> EngineConfig:
+    return EngineConfig(
+        model=str(folder), load_format="dummy", page_size=4, max_running=6, max_step_tokens=64,
+        **{"kv_pool_tokens": 240, "context_length": 256, **options},
+    )  # fmt: skip
+
+
+def load(folder: Path, gpu: FakeGpu, **options: Any) -> CudaRunner:
+    return load_cuda_runner(gpu_config(folder, **options), folder, fake_choice(), gpu.torch_device, gpu)
+
+
+def test_the_pool_is_what_the_weights_a_step_and_its_graph_leave(folder: Path) -> None:
+    """Nine tenths of what is free after a trial of the largest step; graphs are captured with the pool in place."""
+    runner = load(folder, FakeGpu(free_bytes=1 << 30, peak_bytes=100 << 20), kv_pool_tokens=None)
+    page_bytes = runner.spec.kv_bytes_per_token * 4
+    assert runner.n_pages == int(((1 << 30) - (100 << 20) - MARGIN_BYTES) * 0.9) // page_bytes
+    assert runner.graphs is not None
+    assert runner.graphs.sizes == [1, 2, 4, 6]
+    assert runner.graphs.n_captured == 4
+    runner.close()
+
+
+def test_graphs_are_captured_when_first_needed_or_never(folder: Path) -> None:
+    lazy = load(folder, FakeGpu(), cuda_graphs="lazy")
+    assert lazy.graphs is not None
+    assert lazy.graphs.n_captured == 0
+    lazy.launch(blank_plan(3, lazy.n_pages, 4)).result()
+    assert lazy.graphs.n_captured == 1
+    assert load(folder, FakeGpu(), cuda_graphs="off").graphs is None
+
+
+def test_warming_up_captures_the_largest_first_and_leaves_real_pages_alone(folder: Path) -> None:
+    runner = load(folder, FakeGpu(), cuda_graphs="lazy")
+    seen: list[int] = []
+    launch = runner.launch
+    runner.launch = lambda plan: seen.append(plan.n_rows) or launch(plan)  # type: ignore[method-assign,func-returns-value]
+    runner.warm_up()
+    assert seen == [6, 4, 2, 1]
+    assert not runner._kv.k[0][:-1].any()
+
+
+def test_what_does_not_fit_is_said_with_numbers(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ModelLoadError, match=r"weights of model .* take 0\.0 GiB; 0\.0 of 8\.0 GiB are free on Fake"):
+        load(folder, FakeGpu(free_bytes=1000))
+    with pytest.raises(ModelLoadError, match=r"A KV pool of 1000000000 tokens takes .* GiB; .* GiB are free"):
+        load(folder, FakeGpu(), kv_pool_tokens=1_000_000_000)
+    with pytest.raises(ModelLoadError, match="there is no room for a KV pool"):
+        load(folder, FakeGpu(free_bytes=500 << 20), kv_pool_tokens=None)
+
+    def full(*_: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr("runtime.execute.cuda_loader.build_model", full)
+    with pytest.raises(ModelLoadError, match=r"does not fit on Fake H100: memory ran out with .* --quantization fp8"):
+        load(folder, FakeGpu())
+
+
+def test_fa3_is_chosen_by_an_option_and_refused_where_it_cannot_run(folder: Path) -> None:
+    runner = load(folder, FakeGpu(), prefill_kernels="fa3")
+    assert runner._model.blocks[0].attention.ops.options.prefill == "fa3"  # type: ignore[attr-defined]
+    for choice, options, message in (
+        (fake_choice((8, 9)), {}, r"Hopper .* this GPU has 8\.9\. Use fa2\."),
+        (fake_choice((9, 0)), {"kv_dtype": "fp8"}, "no code for float8_e4m3fn KV"),
+    ):
+        wanted = gpu_config(folder, prefill_kernels="fa3", **options)
+        with pytest.raises(BackendUnavailable, match=message):
+            load_cuda_runner(wanted, folder, choice, torch.device("cpu"), FakeGpu())
+
+
+def test_long_rows_are_replayed_with_more_chunks(folder: Path) -> None:
+    """Rows over several chunks take a graph of four times as many, and give the tokens of the eager steps."""
+    answers, sizes = [], []
+    for mode in ("lazy", "off"):
+        runner = load(folder, FakeGpu(), cuda_graphs=mode, dtype="bfloat16")
+        ops: Any = runner._model.blocks[0].attention.ops
+        ops.configure(Shapes(torch.bfloat16, torch.bfloat16, 256, 6), replace(ops.options, split_tokens=8))
+        pages = [list(range(10 * i, 10 * i + 10)) for i in range(2)]
+        seqs = [Seq(list(range(3, 3 + n)), pages[i], table_row=i + 1) for i, n in enumerate([30, 4])]
+        said = [runner.launch(make_plan([Row(seq, 0, len(seq.tokens)) for seq in seqs], 4)).result(30).tokens.tolist()]
+        for step in range(4):
+            rows = [Row(seq, len(seq.tokens) + step, len(seq.tokens) + step + 1) for seq in seqs]
+            said.append(runner.launch(make_plan(rows, 4)).result(30).tokens.tolist())
+        answers.append(said)
+        sizes.append(list(runner.graphs._captured) if runner.graphs is not None else [])
+    assert answers[0] == answers[1]
+    assert sizes == [[GraphSize(2, 8)], []]
+
+
+def test_bus_ids_and_memory_are_asked_of_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    address = {"pci_domain_id": 0, "pci_bus_id": 0x3B, "pci_device_id": 0}
+    asked = SimpleNamespace(name="H200", major=9, minor=0, total_memory=1 << 40, **address)
+    monkeypatch.setattr("torch.cuda.get_device_properties", lambda device: asked)
+    monkeypatch.setattr("torch.cuda.mem_get_info", lambda device: (5, 10))
+    gpu = CudaGpu(torch.device("cuda", 0))
+    assert (gpu.name, gpu.capability, gpu.bus_id(), gpu.free_bytes()) == ("H200", (9, 0), "0000:3b:00.0", 5)
