@@ -10,11 +10,12 @@ from typing import Any
 
 from runtime.errors import InvalidRequest, QueueFull, QueueTimeout, RametError, Unavailable
 from runtime.messages import Abort, Call, Finish, Output, Reply, Submit, SubmitMany, ToScheduler, Usage
-from runtime.request import Request, Sink
+from runtime.request import Phase, Request, Sink
 from runtime.scheduler.admission import probe_hit
 from runtime.scheduler.grammar import start_grammar
 from runtime.scheduler.hints import honoured
 from runtime.scheduler.release import end, fail, finish_of
+from runtime.scheduler.retract import retract
 from runtime.scheduler.speak import prepare_segment
 from runtime.scheduler.state import State
 from runtime.validate import validate_submit
@@ -194,12 +195,15 @@ class Ingest:
         return self.state.report()
 
     def _call_flush(self, args: dict[str, Any]) -> dict[str, Any]:
-        """Forget every cached prefix that no running request holds."""
-        return {"freed_pages": self.state.cache.clear(), "held_by_requests": self.state.rows.n_used}
+        """Forget every cached prefix that no running request holds; with `idle_only`, none while any runs."""
+        state = self.state
+        freed = 0 if args.get("idle_only") and state.rows.n_used else state.cache.clear()
+        return {"freed_pages": freed, "held_by_requests": state.rows.n_used, "paused": state.paused}
 
     def _call_tree(self, args: dict[str, Any]) -> dict[str, Any]:
-        """A bounded picture of the radix tree."""
-        return self.state.cache.dump(min(int(args.get("max_nodes", 2000)), 20_000))
+        """A bounded picture of the radix tree, with the requests that hold its nodes."""
+        users = {r.lease: r.submit.hints.program_id or r.rid for r in self.state.rows.running()}
+        return self.state.cache.dump(min(int(args.get("max_nodes", 2000)), 20_000), users)
 
     def _call_requests(self, args: dict[str, Any]) -> list[dict[str, Any]]:
         """Who runs and who waits, at most 1000 of them."""
@@ -207,8 +211,8 @@ class Ingest:
             {
                 "rid": request.rid,
                 "phase": request.phase.name.lower(),
-                "prompt_tokens": request.gen_start,
-                "known_tokens": request.known,
+                "prompt_tokens": request.n_prompt,
+                "known_tokens": self._known(request),
                 "cached_tokens": request.tally.cached,
                 "age_s": self.state.now - request.arrival,
                 "program": request.submit.hints.program_id,
@@ -216,13 +220,22 @@ class Ingest:
             for request in itertools.islice(self.state.live.values(), 1000)
         ]
 
+    def _known(self, request: Request) -> int:
+        """Tokens of prompt and answer so far; while it runs, its row has the count."""
+        running = request.phase in (Phase.PREFILL, Phase.DECODE, Phase.DRAIN)
+        return int(self.state.rows.known[request.slot]) if running else request.known
+
     def _call_audit(self, args: dict[str, Any]) -> str:
         self.state.audit()
         return "ok"
 
     def _call_pause(self, args: dict[str, Any]) -> str:
-        """Admit nothing new; what runs goes on."""
+        """Admit nothing new; what runs goes on, or with `retract` goes back to the queue and holds no KV."""
         self.state.paused = True
+        if args.get("retract"):
+            for request in self.state.rows.running():
+                if request.phase is not Phase.DRAIN:  # about to end by itself
+                    retract(self.state, request)
         return "paused"
 
     def _call_resume(self, args: dict[str, Any]) -> str:

@@ -6,7 +6,7 @@ import asyncio
 import dataclasses
 import time
 from importlib.metadata import version
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 from starlette.requests import Request
@@ -24,7 +24,7 @@ from runtime.serve.wire import json_response, read
 
 SETTLE_S = 2.0  # the scheduler may still be clearing up after the last answer
 MAX_WAIT_S = 600.0
-_ABSENT = (  # known elsewhere, answered with 501
+ABSENT = (  # known elsewhere, answered with 501
     "/load_lora_adapter",
     "/unload_lora_adapter",
     "/v1/load_lora_adapter",
@@ -54,6 +54,12 @@ class AbortRequest(msgspec.Struct, kw_only=True):
 
     rid: str | None = None
     abort_all: bool | None = None
+
+
+class PauseRequest(msgspec.Struct, kw_only=True):
+    """What becomes of requests that run: they go on, go back to the queue and are computed again, or end."""
+
+    mode: Literal["in_place", "retract", "abort"] = "in_place"
 
 
 def routes(serving: Serving) -> list[BaseRoute]:
@@ -89,7 +95,10 @@ def routes(serving: Serving) -> list[BaseRoute]:
         return PlainTextResponse("Profiles are taken with --trace-steps; nothing was started or stopped.\n")
 
     async def pause(request: Request) -> Response:
-        return json_response({"status": await serving.generator.call("pause")})
+        body = await read(request, PauseRequest)
+        if body.mode == "abort":
+            serving.generator.abort_all()
+        return json_response({"status": await serving.generator.call("pause", retract=body.mode == "retract")})
 
     async def resume(request: Request) -> Response:
         return json_response({"status": await serving.generator.call("resume")})
@@ -116,7 +125,7 @@ def routes(serving: Serving) -> list[BaseRoute]:
         Route("/pause_generation", pause, methods=["POST"]),
         Route("/continue_generation", resume, methods=["POST"]),
         Route("/concate_and_append_request", nothing_to_do, methods=["POST"]),
-        *(Route(path, absent, methods=both) for path in _ABSENT),
+        *(Route(path, absent, methods=both) for path in ABSENT),
     ]
 
 
@@ -132,21 +141,21 @@ def _timeout(request: Request) -> float:
 
 
 async def flush_cache(serving: Serving, timeout_s: float = 0.0) -> dict[str, Any]:
-    """Forget all cached prefixes. Waits for idle up to `timeout_s`; raises InvalidRequest while requests run."""
-    deadline = time.monotonic() + timeout_s
-    while serving.generator.n_live:
-        if time.monotonic() >= deadline:
-            n = serving.generator.n_live
-            raise InvalidRequest(f"{n} requests are running; the cache was not flushed.", code="cache_in_use")
-        await asyncio.sleep(0.01)
-    deadline = time.monotonic() + max(timeout_s, SETTLE_S)
+    """Forget all cached prefixes. Waits for idle up to `timeout_s`; raises InvalidRequest while requests run.
+
+    Requests that a pause holds in the queue hold no KV, so they do not stand in the way.
+    """
+    started = time.monotonic()
     while True:
-        done: dict[str, Any] = await serving.generator.call("flush")
-        held = done.get("held_by_requests", 0)
-        if not held:
+        done: dict[str, Any] = await serving.generator.call("flush", idle_only=True)
+        held, live = done.get("held_by_requests", 0), serving.generator.n_live
+        if not held and (not live or done.get("paused")):
             return done
-        if time.monotonic() >= deadline:
-            raise InvalidRequest(f"{held} requests still hold KV; not all of the cache was flushed.")
+        patience = timeout_s if live else max(timeout_s, SETTLE_S)
+        if time.monotonic() >= started + patience:
+            raise InvalidRequest(
+                f"{live or held} requests are running; the cache was not flushed.", code="cache_in_use"
+            )
         await asyncio.sleep(0.01)
 
 
