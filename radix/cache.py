@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -327,9 +328,12 @@ class PrefixCache:
         """Why the prompt is not cached further than it is. Changes nothing; milliseconds for long prompts."""
         return explain(self.tree, self.store.ghosts, ns, _key(tokens, 0, None))
 
-    def dump(self, max_nodes: int = 2000) -> dict[str, Any]:
-        """The tree as JSON-able values, at most `max_nodes` nodes of it, for a UI."""
-        return dump(self.tree, self.now, max_nodes)
+    def dump(self, max_nodes: int = 2000, users: Mapping[Lease, str] = MappingProxyType({})) -> dict[str, Any]:
+        """The tree as JSON-able values, at most `max_nodes` nodes of it, for a UI. `users`: who holds which lease."""
+        at: dict[Node, list[str]] = {}
+        for lease, name in users.items():
+            at.setdefault(lease.anchor, []).append(name)
+        return dump(self.tree, self.now, max_nodes, at)
 
     def audit(self, private: Iterable[Ids] | None = None) -> None:
         """Check every page's owner, every link, pin and count. `private`: the pages that running requests own,

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 from collections import deque
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -14,7 +16,9 @@ from radix.tree import Node, RadixTree, Root
 END_TOKENS = 8  # shown of each end of an edge
 
 
-def dump(tree: RadixTree, now: float, max_nodes: int) -> dict[str, Any]:
+def dump(
+    tree: RadixTree, now: float, max_nodes: int, users: Mapping[Node, Sequence[str]] = MappingProxyType({})
+) -> dict[str, Any]:
     """At most `max_nodes` nodes, breadth first and the most hit children first, so that what is cut is deep or cold.
 
     {page_size, n_nodes, shown, nodes: [{id, parent, ...}]}; a parent comes before its children, roots have no
@@ -25,7 +29,8 @@ def dump(tree: RadixTree, now: float, max_nodes: int) -> dict[str, Any]:
     while queue and len(nodes) < max_nodes:
         node, parent = queue.popleft()
         number = len(nodes)
-        nodes.append({"id": number, "parent": parent, **_root(node, now), **_describe(tree, node, now)})
+        one = {"id": number, "parent": parent, **_root(node, now), **_describe(tree, node, now)}
+        nodes.append({**one, "users": list(users[node])} if node in users else one)
         children = sorted(node.children.values(), key=lambda child: -child.hits)
         queue.extend((child, number) for child in children[: max_nodes - number])
     return {"page_size": tree.page_size, "n_nodes": tree.n_nodes, "shown": len(nodes), "nodes": nodes}

@@ -6,9 +6,10 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.serve.browser import DRIVER
 from tests.serve.running import CHROMIUM, free_port, ramet_serve
 
-collect_ignore = [] if CHROMIUM else ["test_page.py"]
+collect_ignore = [] if CHROMIUM and DRIVER else ["test_page.py"]
 
 
 @pytest.fixture(scope="session")
