@@ -10,12 +10,14 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
-from runtime.serve.admin import AbortRequest
+from runtime.serve.admin import ABSENT, MAX_WAIT_S, AbortRequest, PauseRequest
 from runtime.serve.anthropic import MessagesRequest
 from runtime.serve.anthropic_input import AnthropicBody
 from runtime.serve.chat import ChatRequest
 from runtime.serve.completions import CompletionRequest
 from runtime.serve.context import Serving
+from runtime.serve.errors import speaks_anthropic
+from runtime.serve.health import READY
 from runtime.serve.native_request import GenerateRequest
 from runtime.serve.responses import ResponsesRequest
 from runtime.serve.tokenization import DetokenizeRequest, TokenizeRequest
@@ -34,6 +36,7 @@ BODIES: dict[tuple[str, str], type[msgspec.Struct]] = {
     ("post", "/v1/tokenize"): TokenizeRequest,
     ("post", "/v1/detokenize"): DetokenizeRequest,
     ("post", "/abort_request"): AbortRequest,
+    ("post", "/pause_generation"): PauseRequest,
 }
 _ERRORS = {
     "400": "A bad parameter; the error names it.",
@@ -41,8 +44,13 @@ _ERRORS = {
     "404": "Unknown model, path or id.",
     "413": "The body is too large.",
     "429": "The queue is full.",
+    "500": "The request failed; the server goes on.",
     "503": "Loading, draining or stalled.",
 }
+_JSON, _TEXT, _HTML, _EVENTS = "application/json", "text/plain", "text/html", "text/event-stream"
+_PLAIN = ("/flush_cache", "/reset_prefix_cache", "/start_profile", "/stop_profile", "/metrics")
+_STREAMED = ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages", "/generate")
+_EMPTY = (*READY, "/live", "/concate_and_append_request")
 
 
 def routes(serving: Serving) -> list[BaseRoute]:
@@ -79,7 +87,7 @@ def describe(all_routes: list[BaseRoute]) -> dict[str, Any]:
         },
         "paths": paths,
         "components": {
-            "schemas": {**components, "Error": _ERROR},
+            "schemas": {**components, "Error": _ERROR, "AnthropicError": _ANTHROPIC_ERROR},
             "securitySchemes": {"bearer": {"type": "http", "scheme": "bearer"}},
         },
     }
@@ -103,20 +111,61 @@ _ERROR = {
 }
 
 
+_ANTHROPIC_ERROR = {
+    "type": "object",
+    "required": ["type", "error"],
+    "properties": {
+        "type": {"const": "error"},
+        "error": {
+            "type": "object",
+            "required": ["type", "message"],
+            "properties": {"type": {"type": "string"}, "message": {"type": "string"}},
+        },
+    },
+}
+
+
 def _operation(route: Route, path: str, schema: dict[str, Any] | None) -> dict[str, Any]:
     operation: dict[str, Any] = {
         "operationId": f"{route.name}_{path.strip('/').replace('/', '_') or 'root'}",
-        "responses": {"200": {"description": "The answer, or a stream of events."}, **_error_responses()},
+        "responses": _responses(path),
     }
-    if names := [part[1:-1] for part in path.split("/") if part.startswith("{")]:
-        operation["parameters"] = [
-            {"name": name, "in": "path", "required": True, "schema": {"type": "string"}} for name in names
-        ]
+    parameters = [
+        {"name": part[1:-1], "in": "path", "required": True, "schema": {"type": "string", "minLength": 1}}
+        for part in path.split("/")
+        if part.startswith("{")
+    ]
+    if path in ("/flush_cache", "/reset_prefix_cache"):
+        seconds = {"type": "number", "minimum": 0, "maximum": MAX_WAIT_S}
+        parameters.append({"name": "timeout", "in": "query", "required": False, "schema": seconds})
+    if parameters:
+        operation["parameters"] = parameters
     if schema is not None:
-        operation["requestBody"] = {"required": True, "content": {"application/json": {"schema": schema}}}
+        operation["requestBody"] = {"required": True, "content": {_JSON: {"schema": schema}}}
     return operation
 
 
-def _error_responses() -> dict[str, Any]:
-    content = {"application/json": {"schema": {"$ref": "#/components/schemas/Error"}}}
-    return {status: {"description": text, "content": content} for status, text in _ERRORS.items()}
+def _responses(path: str) -> dict[str, Any]:
+    """What a path may answer: its success, and errors in its own dialect."""
+    if path in ABSENT:
+        return {status: _error(path, text) for status, text in {**_ERRORS, "501": "Not implemented here."}.items()}
+    success: dict[str, Any] = {"description": "The answer, or with stream=true its events."}
+    if path not in _EMPTY:
+        success["content"] = {kind: {} for kind in _content_types(path)}
+    errors = {status: _error(path, text) for status, text in _ERRORS.items()}
+    if path in _EMPTY:  # probes say in plain words what is wrong
+        errors["503"] = {"description": _ERRORS["503"], "content": {_TEXT: {}}}
+    return {"200": success, **errors}
+
+
+def _content_types(path: str) -> tuple[str, ...]:
+    if path in _STREAMED:
+        return (_JSON, _EVENTS)
+    if path == "/":
+        return (_HTML,)
+    return (_TEXT,) if path in _PLAIN else (_JSON,)
+
+
+def _error(path: str, text: str) -> dict[str, Any]:
+    name = "AnthropicError" if speaks_anthropic(path) else "Error"
+    return {"description": text, "content": {_JSON: {"schema": {"$ref": f"#/components/schemas/{name}"}}}}
