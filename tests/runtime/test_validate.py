@@ -97,3 +97,18 @@ def test_limits_are_the_least_of_model_option_and_pool() -> None:
     assert Limits.of(spec, EngineConfig()).max_len == 512
     assert Limits.of(spec, EngineConfig(context_length=100)).max_len == 100
     assert Limits.of(spec, EngineConfig(), pool_tokens=64).max_len == 64
+
+
+@pytest.mark.parametrize("name", ["ignore_eos", "include_stop_str", "skip_special_tokens", "logprobs"])
+@pytest.mark.parametrize("value", [1, "yes", None, []])
+def test_switches_are_booleans(name, value):
+    with pytest.raises(InvalidRequest) as caught:
+        SamplingParams(**{name: value}).validate(100)
+    assert caught.value.param == name
+
+
+def test_alternatives_need_logprobs():
+    with pytest.raises(InvalidRequest) as caught:
+        SamplingParams(top_logprobs=2).validate(100)
+    assert caught.value.param == "top_logprobs"
+    SamplingParams(top_logprobs=2, logprobs=True).validate(100)
