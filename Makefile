@@ -77,13 +77,29 @@ test: lint types unit
 soak: model
 	$(PARALLEL) -m soak --timeout 3600 $(ARGS)
 
-# Agent frameworks, unmodified, against our server. Heavy to install, so not part of `make test`.
-clients: model
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,clients]'
-	$(BIN)/python -m pytest tests/clients $(ARGS)
+# Other people's clients and benchmarks, unmodified, against our server. Heavy to install, so not part of `make test`,
+# and in an environment of its own: its packages come first, those of $(VENV) (torch and the like) after them.
+CLIENTS := .venv-clients
+CLIENTS_INSTALLED := $(CLIENTS)/.installed-$(shell cat pyproject.toml constraints.txt tests/clients/requirements*.txt | cksum | cut -d' ' -f1)
+
+$(CLIENTS_INSTALLED): $(INSTALLED)
+	@echo "Installing into $(CLIENTS) (once; a few minutes)"
+	@$(BIN)/python -m venv --clear $(CLIENTS)
+	@$(CLIENTS)/bin/python -c "import pathlib, sysconfig; \
+		base = '$(abspath $(VENV))' + sysconfig.get_path('purelib').removeprefix('$(abspath $(CLIENTS))'); \
+		pathlib.Path(sysconfig.get_path('purelib'), 'zz_base.pth').write_text(f'import site; site.addsitedir({base!r})')"
+	@$(CLIENTS)/bin/python -m pip install --quiet --disable-pip-version-check 'pip>=25.1'
+	@$(CLIENTS)/bin/python -m pip install --quiet --disable-pip-version-check -r tests/clients/requirements.txt
+	@$(CLIENTS)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -r tests/clients/requirements-alone.txt
+	@command -v npm >/dev/null && npm install --silent --no-fund --no-audit --prefix $(CLIENTS)/npm @anthropic-ai/claude-code \
+		|| echo "Without npm, Claude Code is not tried."
+	@touch $@
+
+clients: model $(CLIENTS_INSTALLED)
+	PATH="$(abspath $(CLIENTS))/npm/node_modules/.bin:$$PATH" $(CLIENTS)/bin/python -m pytest tests/clients --timeout 900 $(ARGS)
 
 bench: model
 	$(BIN)/ramet bench serve $(ARGS)
 
 clean:
-	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(CLIENTS) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterator, Sequence
 
 import agents
+import dspy
 import instructor
 import langchain_openai
 import litellm
@@ -179,3 +180,20 @@ class TestOpenAIAgents:
             model = agents.OpenAIChatCompletionsModel(model="fake", openai_client=client)
             agent = agents.Agent(name="a", model=model, output_type=City)
             assert (await agents.Runner.run(agent, "a city")).final_output == City(city="Rome")
+
+
+class TestDSPy:
+    """Its adapters ask in their own notation, so the script answers in that."""
+
+    def predict(self, url: str, adapter: dspy.Adapter, said: str) -> dspy.Prediction:
+        lm = dspy.LM("openai/fake", api_base=f"{url}/v1", api_key="x", cache=False, max_tokens=50)
+        with dspy.context(lm=lm, adapter=adapter):
+            return dspy.Predict("question -> city")(question=said)
+
+    def test_its_adapters_read_our_answers(self):
+        for adapter, said in (
+            (dspy.ChatAdapter(), "[[ ## city ## ]]\nRome\n\n[[ ## completed ## ]]"),
+            (dspy.JSONAdapter(), '{"city": "Rome"}'),
+        ):
+            with running(serve(list(said))) as url:
+                assert self.predict(url, adapter, "capital of Italy?").city == "Rome"
