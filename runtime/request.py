@@ -65,7 +65,7 @@ class GrammarState:
     spec: GrammarSpec
     future: Future[Any]
     cursor: Any = None
-    mask: I32 | None = None
+    opened: bool = False  # the forced start of the answer, if any, was appended to the prompt
 
 
 @dataclass(slots=True, eq=False)
@@ -90,7 +90,10 @@ class Request:
     segment: int = 0
     lease: Any = None
     high_water: int = 0  # most KV ever computed over all attempts
-    scored: int = -1  # prompt logprobs: next position whose logprob is owed; -1 none
+    scored: int = -1  # next position whose logprob the forward owes; -1 none
+    score_end: int = 0  # where that ends: the prompt's end, later that of a forced run
+    n_owed: int = 0  # forced tokens known but not said: they come with the next sample, and with their logprobs
+    owed_logprobs: list[TokenLogprob] = field(default_factory=list)
     no_tail: bool = False  # the pool had no page for a tail copy: match whole pages only
     deadline: float | None = None
     retracted_at: int = 0  # high_water when last retracted
@@ -124,6 +127,7 @@ class Request:
         )
         if submit.prompt_logprobs_from is not None:
             request.scored = max(1, submit.prompt_logprobs_from)
+            request.score_end = request.n_prompt
             if submit.prompt_logprobs_from == 0:
                 request.prompt_logprobs.append(TokenLogprob(int(tokens[0]), None))
         return request
@@ -146,9 +150,17 @@ class Request:
     def match_limit(self, n_tokens: int) -> int:
         """Most tokens that may come from the cache: something must be left to give the logits wanted."""
         limit = n_tokens - 1
-        if 0 <= self.scored < self.n_prompt:
+        if 0 <= self.scored < self.score_end:
             limit = min(limit, self.scored - 1)
         return max(0, limit)
+
+    def owe(self, start: int, n: int) -> None:
+        """Tokens [start, start + n) are known and not said. Their logprobs, if wanted, follow those of the prompt."""
+        self.n_owed = n
+        if self.params.logprobs:
+            if not 0 <= self.scored < self.score_end:
+                self.scored = start
+            self.score_end = start + n
 
     def usage(self, now: float) -> Usage:
         tally = self.tally

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from runtime.errors import RequestFailed
-from runtime.messages import Finish, Output, TokenLogprob
+from runtime.messages import TokenLogprob
 from runtime.request import Phase, Request
 from runtime.scheduler.batch import Piece, Planned
 from runtime.scheduler.release import fail
@@ -100,7 +100,8 @@ class Committer:
         for k, token in enumerate(piece.score_tokens.tolist(), at):
             ids = tuple(result.score_top_ids[k, :n_top].tolist())
             values = tuple(result.score_top_logprobs[k, :n_top].tolist())
-            request.prompt_logprobs.append(TokenLogprob(token, float(result.score_logprobs[k]), ids, values))
+            scores = request.prompt_logprobs if piece.score[k - at] < request.n_prompt else request.owed_logprobs
+            scores.append(TokenLogprob(token, float(result.score_logprobs[k]), ids, values))
         request.scored = int(piece.score[-1]) + 1
 
     # -- samples -----------------------------------------------------------------------------------------------
@@ -115,11 +116,11 @@ class Committer:
         state.stats.generated += frame.n
         if state.policy.bucketed:
             self._charge(frame.requests)
-        ends = state.is_eos[tokens]
-        if not (planned.drains or frame.any_careful or result.failed or np.count_nonzero(ends)):
-            state.out.say(frame.requests, tokens.tolist())
+        said = tokens.tolist()
+        if not (planned.drains or frame.any_careful or result.failed) and state.eos.isdisjoint(said):
+            state.out.say(frame.requests, said)
             return
-        special = (counter >= frame.drain_at) | (ends & frame.eos_stops) | frame.careful
+        special = (counter >= frame.drain_at) | (state.is_eos[tokens] & frame.eos_stops) | frame.careful
         self._say(planned, result, frame.slots, tokens, special, None)
 
     def _commit_samples(self, planned: Planned, result: StepResult) -> None:
@@ -128,8 +129,8 @@ class Committer:
         live = rows.gen[slots] == planned.sample_gens
         forced = live & rows.override[slots]
         if forced.any():
-            for slot in slots[forced].tolist():
-                rows.clear_override(slot)
+            for j in np.flatnonzero(forced).tolist():
+                self._take_override(rows.request(int(slots[j])), result, j)
             live &= ~forced
         index = np.flatnonzero(live)
         slots, tokens, counter = slots[index], result.tokens[index], planned.plan.counter[index]
@@ -140,6 +141,16 @@ class Committer:
         special |= state.is_eos[tokens] & rows.eos_stops[slots]
         special |= rows.careful[slots]
         self._say(planned, result, slots, tokens, special, index)
+
+    def _take_override(self, request: Request, result: StepResult, j: int) -> None:
+        """The device was told which token it is; what is new is its log-probability."""
+        self.state.rows.clear_override(request.slot)
+        if request.n_owed and request.params.logprobs:
+            token = int(self.state.rows.tokens[request.slot, request.scored])
+            logprob = _logprob(request, result, j, token)
+            assert logprob is not None
+            request.owed_logprobs.append(logprob)
+            request.scored += 1
 
     def _append(self, slots: I64, counter: I64, tokens: npt.NDArray[np.int32]) -> None:
         """Each row's token becomes its next one."""
@@ -205,7 +216,7 @@ class Committer:
             if piece.samples or rows.gen[piece.slot] != piece.gen or request.phase is not Phase.DRAIN:
                 continue
             if rows.done[piece.slot] == rows.known[piece.slot]:
-                self._speaker.finish_segment(request, Finish(reason="length"), 0, Output(rid=request.rid))
+                self._speaker.end_by_length(request)
 
 
 def _logprob(request: Request, result: StepResult, j: int, token: int) -> TokenLogprob | None:

@@ -58,10 +58,48 @@ def accept(request: Request, token: int) -> None:
 
 def forced_run(state: State, request: Request, *, mixed: bool) -> list[int]:
     """Tokens the grammar leaves no choice about, if appending them at once is worth a row of its own."""
-    if not state.config.jump_forward or request.grammar is None or request.params.logprobs:
+    if not state.config.jump_forward or request.grammar is None:
         return []
     slot = request.slot
     room = int(state.rows.limit[slot] - state.rows.known[slot])
     tokens: list[int] = request.grammar.cursor.forced_tokens(min(MAX_JUMP, room))[:room]
     least = MIN_JUMP_GPU if state.spec.backend == "flashinfer" and not mixed else MIN_JUMP_CPU
     return tokens if len(tokens) >= least else []
+
+
+def owe_forced(state: State, request: Request, tokens: list[int]) -> None:
+    """Forced tokens, written behind the row's known ones, that are computed now and said with the next sample.
+
+    Grammar and penalties move on at once, since that sample depends on them; stops are looked at when it is said.
+    """
+    rows, slot = state.rows, request.slot
+    request.owe(int(rows.known[slot]), len(tokens))
+    for token in tokens:
+        rows.known[slot] += 1
+        if request.penalties is not None:
+            request.penalties.push(token)
+        accept(request, token)
+    count_jump(state, request, len(tokens))
+
+
+def count_jump(state: State, request: Request, n: int) -> None:
+    state.stats.jumps += 1
+    state.stats.forced += n
+    state.charge(request, n)
+    request.tally.forced += n
+
+
+def force_start(state: State, request: Request) -> None:
+    """What an answer must begin with is computed together with the end of its prompt. Raises RequestFailed."""
+    grammar, rows, slot = request.grammar, state.rows, request.slot
+    if grammar is None or grammar.cursor is None or grammar.opened:
+        return
+    grammar.opened = True
+    known = int(rows.known[slot])
+    if not state.config.jump_forward or known != request.gen_start:
+        return
+    room = int(rows.limit[slot]) - known
+    tokens: list[int] = grammar.cursor.forced_tokens(min(MAX_JUMP, room))[:room]
+    if tokens:
+        rows.tokens[slot, known : known + len(tokens)] = tokens
+        owe_forced(state, request, tokens)

@@ -10,7 +10,8 @@ from runtime.request import Phase, Request
 from runtime.scheduler.admission import MAX_LONG, Admission, probe_hit, refresh_hits
 from runtime.scheduler.batch import NO_I32, Copies, Piece
 from runtime.scheduler.budget import water_fill
-from runtime.scheduler.grammar import resolve_grammar, sampling_ready
+from runtime.scheduler.grammar import force_start, resolve_grammar, sampling_ready
+from runtime.scheduler.release import fail
 from runtime.scheduler.sampling import static_terms
 from runtime.scheduler.state import State
 
@@ -109,6 +110,8 @@ class PrefillPlanner:
 
     def _row(self, admission: Admission, request: Request, give: int, copies: Copies, is_new: bool) -> Piece | None:
         """Plan up to `give` tokens of one request; None when there is no page for them now, or nothing to do yet."""
+        if not self._forced_start(request):
+            return None
         rows, slot = self.state.rows, request.slot
         tail = self._match_on(admission, request, is_new)
         known, start = int(rows.known[slot]), int(rows.kv[slot]) + (tail.n if tail else 0)
@@ -124,6 +127,15 @@ class PrefillPlanner:
             admission.take_tail(request, int(pages[0]) if len(pages) else -1, copies)
         rows.add_pages(slot, pages)
         return self._enter(request, start, end)
+
+    def _forced_start(self, request: Request) -> bool:
+        """Append what the answer must begin with. False if the grammar has given up, which ends the request."""
+        try:
+            force_start(self.state, request)
+        except Exception as err:
+            fail(self.state, request, err)
+            return False
+        return True
 
     def _match_on(self, admission: Admission, request: Request, is_new: bool) -> Tail | None:
         """At a page border with nothing private behind it: take what others have published meanwhile."""
@@ -190,11 +202,11 @@ class PrefillPlanner:
         return piece
 
     def _score(self, request: Request, start: int, end: int) -> npt.NDArray[np.int32]:
-        """Positions of prompt tokens whose logprob this row's logits give."""
-        if not 0 <= request.scored < request.n_prompt:
+        """Positions of known tokens whose logprob is owed and this row's logits give."""
+        if not 0 <= request.scored < request.score_end:
             return NO_I32
         first = max(start + 1, request.scored)
-        return np.arange(first, min(end, request.n_prompt - 1) + 1, dtype=np.int32)
+        return np.arange(first, min(end, request.score_end - 1) + 1, dtype=np.int32)
 
     def _account(self, request: Request, start: int, end: int) -> None:
         state, n = self.state, end - start

@@ -8,7 +8,7 @@ from runtime.errors import RequestFailed
 from runtime.messages import Finish, Output, TokenLogprob, unpack_ids
 from runtime.request import Phase, Request
 from runtime.scheduler.batch import Planned
-from runtime.scheduler.grammar import accept, forced_run, start_grammar
+from runtime.scheduler.grammar import accept, count_jump, forced_run, owe_forced, start_grammar
 from runtime.scheduler.release import end, fail
 from runtime.scheduler.sampling import PenaltyState
 from runtime.scheduler.state import State
@@ -35,13 +35,16 @@ class Speaker:
     def hear(self, request: Request, token: int, logprob: TokenLogprob | None, planned: Planned) -> None:
         """`token` was sampled and is in the row's tokens already; tell the client and decide what comes next."""
         prompt = self._due_prompt_logprobs(request)
-        said = [token]
+        said, scores, verdict = self._hear_owed(request, n_after=1)
         try:
-            verdict = self._after(request, token)
             if verdict is None:
-                jumped = self._jump(request, planned)
-                verdict = self._verdict_of_jump(request, jumped)
-                said += jumped
+                said.append(token)
+                scores += (logprob,) if logprob is not None else ()
+                verdict = self._after(request, token)
+                if verdict is None:
+                    jumped = self._jump(request, planned)
+                    verdict = self._verdict_of_jump(request, jumped)
+                    said += jumped
         except Exception as err:  # a fault of one request's grammar is not the others'
             if not isinstance(err, RequestFailed):
                 log.exception("Request %r failed at a token.", request.rid)
@@ -50,7 +53,7 @@ class Speaker:
         output = Output(
             rid=request.rid,
             tokens=tuple(said),
-            logprobs=(logprob,) if logprob is not None else None,
+            logprobs=scores or None,
             prompt_logprobs=prompt,
             segment=request.segment,
         )
@@ -79,9 +82,13 @@ class Speaker:
         stop = request.stops.push(token, state.visible_bytes(request, token))
         if stop is not None:
             return Finish(reason="stop", matched=stop.matched), stop.n_drop
+        return self._at_the_end(request, known)
+
+    def _at_the_end(self, request: Request, known: int) -> tuple[Finish, int] | None:
+        """The finish of a complete grammar, or of the length."""
         if request.grammar is not None and request.grammar.cursor.done:
             return Finish(reason="stop"), 0
-        if known >= rows.limit[request.slot]:
+        if known >= self.state.rows.limit[request.slot]:
             return Finish(reason="length"), 0
         return None
 
@@ -97,7 +104,52 @@ class Speaker:
             return []
         at = int(rows.known[slot])
         rows.tokens[slot, at : at + len(tokens)] = tokens
+        if request.params.logprobs:  # said when the forward has given them
+            sampling = bool(rows.kv[slot] >= at)
+            owe_forced(state, request, tokens)
+            if sampling:
+                rows.set_override(slot)
+            state.to_phase(request, Phase.PREFILL)
+            return []
         return tokens
+
+    def _hear_owed(
+        self, request: Request, n_after: int
+    ) -> tuple[list[int], tuple[TokenLogprob, ...], tuple[Finish, int] | None]:
+        """Forced tokens that stand before the last `n_after` known ones, their logprobs, and the finish they bring.
+
+        What comes after a stop was computed for nothing: it is neither said nor counted.
+        """
+        n, request.n_owed = request.n_owed, 0
+        if not n:
+            return [], (), None
+        rows, slot = self.state.rows, request.slot
+        end_at = int(rows.known[slot]) - n_after
+        tokens = rows.tokens[slot, end_at - n : end_at].tolist()
+        scores = tuple(request.owed_logprobs)
+        request.owed_logprobs.clear()
+        verdict, n_said = None, 0
+        assert request.stops is not None
+        for token in tokens:
+            n_said += 1
+            stop = request.stops.push(token, self.state.visible_bytes(request, token))
+            if stop is not None:
+                verdict = Finish(reason="stop", matched=stop.matched), stop.n_drop
+                break
+        verdict = verdict or self._at_the_end(request, end_at)
+        if verdict is not None:
+            unsaid = n - n_said + n_after
+            request.tally.completion -= unsaid
+            verdict = verdict[0], verdict[1] + unsaid if verdict[1] >= 0 else -1
+        return tokens[:n_said], scores[:n_said], verdict
+
+    def end_by_length(self, request: Request) -> None:
+        """Everything known is computed and nothing more may be sampled."""
+        said, scores, verdict = self._hear_owed(request, n_after=0)
+        finish, n_drop = verdict or (Finish(reason="length"), 0)
+        self.finish_segment(
+            request, finish, n_drop, Output(rid=request.rid, tokens=tuple(said), logprobs=scores or None)
+        )
 
     def _verdict_of_jump(self, request: Request, tokens: list[int]) -> tuple[Finish, int] | None:
         """Run the stop rules over forced tokens; those after a stop are not said.
@@ -115,10 +167,7 @@ class Speaker:
             if verdict is not None:
                 del tokens[n:]
                 break
-        state.stats.jumps += 1
-        state.stats.forced += len(tokens)
-        state.charge(request, len(tokens))
-        request.tally.forced += len(tokens)
+        count_jump(state, request, len(tokens))
         if verdict is None:
             if sampling:
                 rows.set_override(slot)

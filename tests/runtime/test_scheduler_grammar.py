@@ -50,17 +50,16 @@ def test_jumping_changes_no_token_and_saves_steps(overlap: bool) -> None:
 
 
 @BOTH
-def test_a_constant_takes_two_model_steps(overlap: bool) -> None:
+def test_a_constant_is_computed_with_the_prompt(overlap: bool) -> None:
     world = world_of(overlap)
     world.ask("a", range(2, 9), grammar=spec_of([[t] for t in range(5, 25)]), max_tokens=50)
     said = world.run().said["a"]
     assert said.tokens == list(range(5, 25))
     stats = world.scheduler.stats()
-    # the first token is sampled under its mask, the other 19 come with it
-    assert stats["steps"] - stats["rows_stale"] <= 2
-    assert stats["forced"] == 19
+    assert stats["steps"] - stats["rows_stale"] <= 1
+    assert stats["forced"] == 20
     assert said.usage is not None
-    assert said.usage.forced_tokens == 19
+    assert said.usage.forced_tokens == said.usage.completion_tokens == 20
 
 
 @BOTH
@@ -103,6 +102,64 @@ def test_logprobs_of_constrained_tokens_are_all_there(overlap: bool) -> None:
     world.ask("a", [2, 3], grammar=spec_of(CHOICES), max_tokens=50, logprobs=True)
     said = world.run().said["a"]
     assert [lp.token for lp in said.logprobs] == said.tokens
+
+
+@BOTH
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"max_tokens": 8}, {"stop_token_ids": (14,)}, {"stop_token_ids": (8,)}, {"presence_penalty": 1.5}],
+    ids=str,
+)
+def test_logprobs_of_forced_tokens_come_from_the_forward(overlap: bool, options: dict[str, Any]) -> None:
+    """The same tokens, numbers, alternatives and ending as without jumps, in fewer steps."""
+    found, steps = [], []
+    for jump in (False, True):
+        world = world_of(overlap, jump_forward=jump)
+        params = {"max_tokens": 50, "logprobs": True, "top_logprobs": 2, **options}
+        for i in range(3):
+            world.ask(f"r{i}", range(2, 5 + i), grammar=spec_of([[3], [4], *CHOICES]), **params)
+        world.run()
+        found.append([world.said[f"r{i}"] for i in range(3)])
+        steps.append(world.scheduler.stats()["steps"])
+    for plain, jumped in zip(*found, strict=True):
+        assert jumped.tokens == plain.tokens
+        assert [lp.token for lp in jumped.logprobs] == jumped.tokens
+        assert jumped.logprobs == plain.logprobs
+        assert jumped.finish == plain.finish
+        assert jumped.usage is not None
+        assert jumped.usage.completion_tokens == len(jumped.tokens)
+        assert jumped.usage.forced_tokens >= 2
+    assert steps[1] < steps[0]
+
+
+@BOTH
+def test_logprobs_of_forced_tokens_survive_retraction(overlap: bool) -> None:
+    places = [[5 + i % 3, 9] if i % 4 else [20] for i in range(40)]
+    places[10:14] = [[30], [31], [32], [33]]
+    found = []
+    for jump, n_pages in ((False, 400), (True, 24)):
+        world = world_of(overlap, jump_forward=jump, page_size=4, n_pages=n_pages, max_running=4)
+        for i in range(4):
+            world.ask(f"r{i}", range(2, 10 + i), grammar=spec_of(places), max_tokens=80, logprobs=True)
+        world.run()
+        found.append([world.said[f"r{i}"].logprobs for i in range(4)])
+    assert world.scheduler.stats()["retractions"] > 0
+    assert found[0] == found[1]
+
+
+@BOTH
+def test_prompt_logprobs_and_those_of_a_forced_start_are_told_apart(overlap: bool) -> None:
+    found = []
+    for jump in (False, True):
+        world = world_of(overlap, jump_forward=jump)
+        world.ask(
+            "a", range(2, 9), grammar=spec_of([[3], [4], *CHOICES]), max_tokens=50, logprobs=True,
+            prompt_logprobs_from=0,
+        )  # fmt: skip
+        said = world.run().said["a"]
+        found.append((said.prompt_logprobs, said.logprobs, said.tokens))
+    assert found[0] == found[1]
+    assert len(found[0][0]) == 7
 
 
 @BOTH
