@@ -121,13 +121,23 @@ def export_model(root: Path) -> None:
     if (folder / "config.json").is_file():
         return
     import torch
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from safetensors.torch import save_file
+    from transformers import AutoConfig, AutoTokenizer
+
+    from runtime.models.checkpoint import open_checkpoint
+    from runtime.models.registry import weight_shapes
 
     path = resolve_model(MODEL)
-    model = AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name, dtype=torch.bfloat16)
-    tokenizer = AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name)
-    tokenizer.save_pretrained(folder)
-    model.save_pretrained(folder)
+    checkpoint = open_checkpoint(path)
+    folder.mkdir(parents=True, exist_ok=True)
+    names = weight_shapes(checkpoint.config)
+    tensors = {name: checkpoint.source.tensor(name).to(torch.bfloat16).contiguous() for name in names}
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name).save_pretrained(folder)
+    config = AutoConfig.from_pretrained(path.parent, gguf_file=path.name)
+    config.dtype, config.architectures = torch.bfloat16, ["LlamaForCausalLM"]
+    config.tie_word_embeddings = checkpoint.config.tied
+    config.save_pretrained(folder)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,9 @@
 """What quantisation costs: NLL per token of agent text, over float32 weights, activations and KV.
 
-    python -m bench.quality [--model smollm2-135m] [--tokens 3000]
+    python -m bench.quality [--model smollm2-135m] [--tokens 3000] [--checkpoint FOLDER] [--only NAME ...]
+
+`--checkpoint` names a folder with the same weights in floating point (bench.peers_setup writes one), whose int8 and q4
+are then made by Ramet.
 
 Every variant scores the same tokens in the same windows through the native kernels. The reference is the model
 file's weights expanded to float32.
@@ -24,12 +27,21 @@ from runtime.text.tokenizer import Tokenizer
 
 TEXT = Path(__file__).parent / "data" / "agent_text.json.gz"
 WINDOW, CHUNK, PAGE = 1024, 256, 16
-VARIANTS: dict[str, dict[str, str]] = {
-    "float32": {"quantization": "none", "kv_dtype": "float32"},
-    "default": {},
-    "default, KV float16": {"kv_dtype": "float16"},
+EXACT = {"quantization": "none", "kv_dtype": "float32"}
+VARIANTS: dict[str, dict[str, str]] = {  # of the GGUF file
+    "float32": EXACT,
+    "default (file's blocks, KV float16)": {},
+    "default, KV float32": {"kv_dtype": "float32"},
     "default, KV bfloat16": {"kv_dtype": "bfloat16"},
-    "float32, KV float16": {"quantization": "none", "kv_dtype": "float16"},
+    "default, KV int8": {"kv_dtype": "int8"},
+    "default, KV fp8_e4m3": {"kv_dtype": "fp8_e4m3"},
+    "default, KV fp8_e5m2": {"kv_dtype": "fp8_e5m2"},
+}
+MADE: dict[str, dict[str, str]] = {  # of a float checkpoint with the same weights
+    "bfloat16": {"dtype": "bfloat16"},
+    "default (float32, KV float16)": {},
+    "int8": {"quantization": "int8"},
+    "q4": {"quantization": "q4"},
 }
 
 
@@ -38,14 +50,21 @@ def main() -> None:
     parser.add_argument("--model", default="smollm2-135m")
     parser.add_argument("--tokens", type=int, default=3000)
     parser.add_argument("--threads", type=int, default=None)
+    parser.add_argument("--checkpoint", type=Path, default=None)
+    parser.add_argument("--only", nargs="*", default=None, metavar="NAME", help="variants beside float32")
     asked = parser.parse_args()
     ids = agent_tokens(Tokenizer.from_model(resolve_model(asked.model)), asked.tokens)
     print(f"{len(ids)} tokens of agent text, windows of {WINDOW}\n")
     print("| variant | NLL per token | over float32 |\n|---|---|---|")
     exact: float | None = None
-    for name, options in VARIANTS.items():
+    todo = [(name, asked.model, options) for name, options in VARIANTS.items()]
+    if asked.checkpoint:
+        todo += [(f"checkpoint, {name}", str(asked.checkpoint), options) for name, options in MADE.items()]
+    for name, model, options in todo:
+        if asked.only is not None and name != "float32" and name not in asked.only:
+            continue
         config = EngineConfig(
-            model=asked.model, backend="native", kv_pool_tokens=4096, page_size=PAGE, threads=asked.threads, **options
+            model=model, backend="native", kv_pool_tokens=4096, page_size=PAGE, threads=asked.threads, **options
         )
         cost = nll(load_runner(config), ids)
         exact = cost if exact is None else exact

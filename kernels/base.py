@@ -11,6 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from kernels.kv8 import narrow, stored_dim
+
 
 @dataclass(frozen=True, slots=True)
 class AttnMeta:
@@ -48,7 +50,10 @@ class LayerSpec:
 
 
 class KVStore:
-    """Paged keys and values of every layer: `[n_pages, page_size, n_kv_heads, head_dim]` each (NHD)."""
+    """Paged keys and values of every layer: `[n_pages, page_size, n_kv_heads, head_dim]` each (NHD).
+
+    In int8 a head takes four elements more, for its scale (`kernels.kv8`).
+    """
 
     def __init__(
         self,
@@ -60,21 +65,26 @@ class KVStore:
         dtype: torch.dtype,
         device: torch.device | str = "cpu",
     ) -> None:
-        shape = (n_pages, page_size, n_kv_heads, head_dim)
+        shape = (n_pages, page_size, n_kv_heads, stored_dim(head_dim, dtype))
         self.page_size = page_size
         self.k = [_zeros(shape, dtype, device) for _ in range(n_layers)]
         self.v = [_zeros(shape, dtype, device) for _ in range(n_layers)]
 
     def store(self, layer: int, k: Tensor, v: Tensor, slots: Tensor) -> None:
         """Write k, v `[tokens, n_kv_heads, head_dim]` at `slots`."""
-        self.k[layer].flatten(0, 1)[slots] = k.to(self.k[layer].dtype)
-        self.v[layer].flatten(0, 1)[slots] = v.to(self.v[layer].dtype)
+        for pool, rows in ((self.k[layer], k), (self.v[layer], v)):
+            as_bytes(pool).flatten(0, 1)[slots] = as_bytes(narrow(rows, pool.dtype))
 
     def copy(self, layer: int, src: Tensor, dst: Tensor) -> None:
         """Copy slots within one layer; no destination is also a source."""
         for pool in (self.k[layer], self.v[layer]):
-            flat = pool.flatten(0, 1)
+            flat = as_bytes(pool).flatten(0, 1)
             flat[dst] = flat[src]
+
+
+def as_bytes(x: Tensor) -> Tensor:
+    """8-bit floats as bytes, which torch can index everywhere; other types as they are."""
+    return x.view(torch.uint8) if x.dtype.is_floating_point and x.dtype.itemsize == 1 else x
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device | str) -> Tensor:
@@ -158,6 +168,15 @@ class RopeAttendOps(Protocol):
         spec: LayerSpec,
     ) -> Tensor:
         """`rope`, then `attend`. Shapes as there."""
+        ...
+
+
+@runtime_checkable
+class PackedOps(Protocol):
+    """What a backend offers besides `Ops` when a packed weight also serves as the embedding."""
+
+    def embedding_of(self, layer: Linear) -> Callable[[Tensor], Tensor] | None:
+        """Token ids [n] -> float32 rows [n, in] of `layer`'s weight, or None: keep the weight beside it."""
         ...
 
 

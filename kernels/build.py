@@ -31,10 +31,16 @@ SOURCES = Path(__file__).parent / "csrc"
 MODULE = "ramet_cpu"
 COMMON_FLAGS = ("-std=c++17", "-O3", "-fPIC", "-ffp-contract=off", "-fno-math-errno")
 SANITIZE = ("-fsanitize=address", "-g", "-O1")
+AVX2 = ("-mavx2", "-mfma", "-mf16c")
+AVX512 = ("-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mavx512vnni", *AVX2)
 X86_VARIANTS = {
-    "avx2": ("-mavx2", "-mfma", "-mf16c"),
-    "avx512": ("-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mavx512vnni", "-mavx2", "-mfma", "-mf16c"),
+    "avx2": AVX2,
+    "avx512": AVX512,
+    "avx512bf16": ("-mavx512bf16", *AVX512),
+    "amx": ("-mamx-tile", "-mamx-int8", "-mamx-bf16", "-mavx512bf16", *AVX512),
 }
+EMULATED = ("avx512", "avx512bf16", "amx")
+EMULATION = Path(__file__).parents[1] / "tests" / "kernels" / "emulation" / "wide.h"
 
 
 class BuildError(RuntimeError):
@@ -52,18 +58,27 @@ class Toolchain:
 def load_extension() -> ModuleType:
     """The extension module, built if the cache lacks it. Raises BuildError.
 
-    RAMET_KERNEL_SANITIZE=1 builds it with AddressSanitizer (see docs/performance.md for the whole command).
+    RAMET_KERNEL_SANITIZE=1 builds it with AddressSanitizer, RAMET_KERNEL_EMULATE=1 with the wide instruction sets
+    emulated, for tests (see docs/performance.md for the whole commands).
     """
     tools = find_toolchain()
     root = cache_root()
     extra = SANITIZE if os.environ.get("RAMET_KERNEL_SANITIZE") == "1" else ()
-    library = root / f"{MODULE}-{_digest(tools, sorted(SOURCES.glob('*.[hc]*')), extra)}.so"
+    sources = sorted(SOURCES.glob("*.[hc]*"))
+    if emulating():
+        sources.append(EMULATION)
+    library = root / f"{MODULE}-{_digest(tools, sources, extra)}.so"
     if not library.is_file():
         root.mkdir(parents=True, exist_ok=True)
         with _locked(root / "lock"):
             if not library.is_file():
                 _build(tools, root, library, extra)
     return _import(library)
+
+
+def emulating() -> bool:
+    """Whether the wide variants are compiled against an emulation of their instructions."""
+    return os.environ.get("RAMET_KERNEL_EMULATE") == "1"
 
 
 def find_toolchain() -> Toolchain:
@@ -102,15 +117,29 @@ def _locked(path: Path) -> Iterator[None]:
 
 
 def _build(tools: Toolchain, root: Path, library: Path, extra: tuple[str, ...]) -> None:
-    variants: dict[str, tuple[str, ...]] = {"portable": (), **(X86_VARIANTS if _is_x86() else {})}
-    log.warning("Compiling the native CPU kernels into %s (once; about two minutes).", root)
+    variants: dict[str, tuple[str, ...]] = {"portable": (), **(_x86_variants(tools) if _is_x86() else {})}
+    missing = tuple(f"-DRAMET_NO_{name.upper()}" for name in X86_VARIANTS if name not in variants)
+    log.warning("Compiling the native CPU kernels into %s (once; a few minutes).", root)
     jobs = {"plan": extra} | {f"kernels_{name}": (*flags, *extra) for name, flags in variants.items()}
     with ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:
         objects = list(pool.map(lambda job: _compile(tools, root, *job), jobs.items()))
-    built = _bind(tools, root, objects, extra)
+    built = _bind(tools, root, objects, (*extra, *missing))
     staged = library.with_suffix(f".{os.getpid()}.tmp")
     shutil.copy2(built, staged)
     staged.replace(library)
+
+
+def _x86_variants(tools: Toolchain) -> dict[str, tuple[str, ...]]:
+    """The variants this compiler knows, with their flags."""
+    if emulating():
+        wide = dict.fromkeys(EMULATED, (*AVX2, "-include", str(EMULATION)))
+        return {"avx2": AVX2, **wide}
+    return {name: flags for name, flags in X86_VARIANTS.items() if _accepts(tools, flags)}
+
+
+def _accepts(tools: Toolchain, flags: tuple[str, ...]) -> bool:
+    command = [tools.compiler, *flags, "-E", "-x", "c++", os.devnull]
+    return subprocess.run(command, capture_output=True, check=False).returncode == 0
 
 
 def _is_x86() -> bool:
@@ -120,7 +149,8 @@ def _is_x86() -> bool:
 def _compile(tools: Toolchain, root: Path, name: str, flags: tuple[str, ...]) -> Path:
     """One object file, reused while its source, the headers and the flags are the same."""
     source = SOURCES / f"{name}.cpp"
-    target = root / f"{name}-{_digest(tools, [source, *sorted(SOURCES.glob('*.h'))], flags)}.o"
+    headers = [*sorted(SOURCES.glob("*.h")), *([EMULATION] if "-include" in flags else [])]
+    target = root / f"{name}-{_digest(tools, [source, *headers], flags)}.o"
     if target.is_file():
         return target
     staged = target.with_suffix(".tmp")
@@ -136,14 +166,15 @@ def _bind(tools: Toolchain, root: Path, objects: list[Path], extra: tuple[str, .
     from torch.utils import cpp_extension  # slow to import
 
     source = SOURCES / "binding.cpp"
-    work = root / f"binding-{_digest(tools, [source, SOURCES / 'api.h'], extra)}"
+    headers = [SOURCES / "api.h", SOURCES / "memory.h"]
+    work = root / f"binding-{_digest(tools, [source, *headers], (*extra, *map(str, objects)))}"
     work.mkdir(exist_ok=True)
     try:
         cpp_extension.load(
             name=MODULE,
             sources=[str(source)],
-            extra_cflags=["-O2", "-fopenmp", *extra, *(() if _is_x86() else ("-DRAMET_NO_X86",))],
-            extra_ldflags=[*map(str, objects), *extra],
+            extra_cflags=["-O2", "-fopenmp", *extra],
+            extra_ldflags=[*map(str, objects), *(flag for flag in extra if flag.startswith("-fsanitize"))],
             build_directory=str(work),
             is_python_module=False,
         )

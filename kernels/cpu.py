@@ -7,6 +7,7 @@ sums are exact and the groups are added in order, so the law of `Ops` holds bit 
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -15,7 +16,8 @@ from torch import Tensor
 
 from kernels.base import AttnMeta, DecoderLayer, KVStore, LayerSpec, Linear, QuantizedWeight
 from kernels.build import BuildError, load_extension
-from kernels.sampling import SamplingRows
+from kernels.kv8 import stored_dim
+from kernels.sampling import LogitAdjust, Samples, SamplingRows
 
 _QUANTIZED = ("Q4_0", "Q4_1", "Q8_0")
 _GROUP = 32
@@ -39,8 +41,8 @@ def load() -> NativeOps | None:
 class NativeOps:
     """Implements `Ops`, `QuantizedOps` and `FusedOps`. Holds the plans of the current step, so one a runner.
 
-    `variant` is one of the extension's names (default: the best this CPU runs), `threads` the size of the team
-    (default: torch's number of threads when the first kernel runs).
+    `variant` is one of the extension's names (default: RAMET_KERNEL_VARIANT, or the best this CPU runs), `threads` the
+    size of the team (default: torch's number of threads when the first kernel runs).
     """
 
     name = "native"
@@ -48,7 +50,7 @@ class NativeOps:
 
     def __init__(self, *, variant: str | None = None, threads: int | None = None) -> None:
         self._native: Any = load_extension()
-        self.variant = variant or self._native.variants()[0]
+        self.variant = variant or os.environ.get("RAMET_KERNEL_VARIANT") or self._native.variants()[0]
         self._threads = threads
         self._made: Any = None
         self._meta: AttnMeta | None = None
@@ -73,6 +75,12 @@ class NativeOps:
 
     def embedding(self, ids: Tensor, weight: Tensor) -> Tensor:
         return weight[ids]
+
+    def embedding_of(self, layer: Linear) -> Callable[[Tensor], Tensor] | None:
+        """The layer's own packed weight read row by row: an embedding that takes no memory."""
+        if not isinstance(layer, NativeLinear):
+            return None
+        return lambda ids: self._backend.embed(layer.weight, ids)
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         return self._backend.rms_norm(x, None, weight, eps)[0]
@@ -100,7 +108,7 @@ class NativeOps:
 
     def kv_bytes_read(self, meta: AttnMeta, spec: LayerSpec, kv: KVStore) -> int:
         """Bytes of keys and values that one layer's attention reads in this step."""
-        per_key = 2 * spec.n_kv_heads * spec.head_dim * kv.k[0].element_size()
+        per_key = 2 * spec.n_kv_heads * stored_dim(spec.head_dim, kv.k[0].dtype) * kv.k[0].element_size()
         return int(self._plan(meta, spec).keys_read) * per_key
 
     def draw(self, logits: Tensor, rows: SamplingRows) -> Tensor:
@@ -109,6 +117,29 @@ class NativeOps:
             logits, rows.temperature.contiguous(), rows.top_k.contiguous(), rows.top_p.contiguous(),
             rows.min_p.contiguous(), rows.seed.contiguous(), rows.counter.contiguous(),
         )  # fmt: skip
+
+    def sample(
+        self,
+        logits: Tensor,
+        rows: SamplingRows,
+        adjusts: Sequence[tuple[int, LogitAdjust]] = (),
+        *,
+        want_logprob: Tensor | None = None,
+        n_top: int = 0,
+    ) -> Samples:
+        """What `kernels.sampling.sample` does, in one call: penalties, mask, draw and report, row by row."""
+        wanted = torch.zeros(len(logits), dtype=torch.bool) if want_logprob is None else want_logprob
+        return Samples(
+            *self._backend.choose(
+                logits, rows.temperature, rows.top_k, rows.top_p, rows.min_p, rows.seed, rows.counter,
+                [_change(row, adjust) for row, adjust in adjusts], wanted, n_top,
+            )
+        )  # fmt: skip
+
+    def report(self, logits: Tensor, tokens: Tensor, wanted: Tensor, n_top: int) -> tuple[Tensor, Tensor, Tensor]:
+        """What `kernels.sampling.report` does, without a table of the whole vocabulary's log-probabilities."""
+        logprobs, top_ids, top_logprobs = self._backend.report(logits, tokens, wanted, n_top)
+        return logprobs, top_ids, top_logprobs
 
     def decoder(self, layers: Sequence[DecoderLayer], eps: float, cos_sin: Tensor) -> NativeDecoder | None:
         """All layers as one native call, or None where a layer is of a kind that it does not know."""
@@ -127,6 +158,23 @@ class NativeOps:
                 meta.page_size, *key,
             )  # fmt: skip
         return self._plans[key]
+
+
+_NO_IDS, _NO_VALUES = torch.empty(0, dtype=torch.long), torch.empty(0)
+_NO_WORDS = torch.empty(0, dtype=torch.int32)
+
+
+def _change(row: int, adjust: LogitAdjust) -> tuple[int, Tensor, float, Tensor, Tensor, Tensor, int]:
+    """One row's changes as the extension takes them."""
+    rep, add, values, mask = _NO_IDS, _NO_IDS, _NO_VALUES, _NO_WORDS
+    if adjust.rep_ids is not None and adjust.rep_penalty != 1.0:
+        rep = torch.as_tensor(adjust.rep_ids, dtype=torch.long).contiguous()
+    if adjust.add_ids is not None:
+        add = torch.as_tensor(adjust.add_ids, dtype=torch.long).contiguous()
+        values = torch.as_tensor(adjust.add_values, dtype=torch.float32).contiguous()
+    if adjust.mask is not None:
+        mask = torch.as_tensor(adjust.mask, dtype=torch.int32).contiguous()
+    return row, rep, adjust.rep_penalty, add, values, mask, adjust.forced
 
 
 class NativeLinear:
@@ -158,7 +206,8 @@ class NativeDecoder:
         cos_sin: Tensor,
     ) -> None:
         self._plan = plan
-        self._specs = [layer.spec for layer in layers]
+        self._specs = list(dict.fromkeys(layer.spec for layer in layers))
+        self._spec_of = [self._specs.index(layer.spec) for layer in layers]
         self._cos_sin = cos_sin.float().contiguous()
         self._decoder = native.Decoder(backend, eps)
         for layer in layers:
@@ -173,7 +222,8 @@ class NativeDecoder:
     def __call__(self, embedded: Tensor, meta: AttnMeta, kv: KVStore) -> Tensor:
         """embedded [tokens, hidden] -> hidden states [tokens, hidden] before the final norm, float32."""
         hidden = embedded.float().clone(memory_format=torch.contiguous_format)
-        plans = [self._plan(meta, spec) for spec in self._specs]
+        distinct = [self._plan(meta, spec) for spec in self._specs]
+        plans = [distinct[i] for i in self._spec_of]
         self._decoder.run(
             hidden, meta.positions, self._cos_sin, meta.slots, meta.copy_src, meta.copy_dst, plans, kv.k, kv.v
         )

@@ -20,7 +20,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from kernels.base import AttnMeta, KVStore, LayerSpec, Linear
+from kernels.base import AttnMeta, KVStore, LayerSpec, Linear, as_bytes
+from kernels.kv8 import widen
 
 ROW_TILE = 16  # rows of a padded GEMM
 MAX_ROWS = 256  # rows of one unpadded GEMM
@@ -197,8 +198,8 @@ def paged_attention(q: Tensor, k_pages: Tensor, v_pages: Tensor, tiles: _Tiles, 
         live = torch.nonzero(tiles.n_keys > begin).flatten()
         slots = tiles.slots[live, begin : begin + KEY_BLOCK]
         seen = _visible(tiles.position[live], begin, spec.window).repeat_interleave(group, dim=1).unsqueeze(1)
-        keys = k_slots[slots].float().permute(0, 2, 3, 1)  # [live, kv_heads, d, KEY_BLOCK]
-        values = v_slots[slots].float().permute(0, 2, 1, 3)
+        keys = _rows(k_slots, slots, spec).permute(0, 2, 3, 1)  # [live, kv_heads, d, KEY_BLOCK]
+        values = _rows(v_slots, slots, spec).permute(0, 2, 1, 3)
         scores = _product(queries[live], keys) * spec.scale
         if spec.soft_cap:
             scores = spec.soft_cap * torch.tanh(scores / spec.soft_cap)
@@ -215,6 +216,11 @@ def paged_attention(q: Tensor, k_pages: Tensor, v_pages: Tensor, tiles: _Tiles, 
     result = torch.empty(q.shape, dtype=q.dtype)
     result[tiles.token[tiles.real]] = out[tiles.real].to(q.dtype)
     return result
+
+
+def _rows(pool: Tensor, slots: Tensor, spec: LayerSpec) -> Tensor:
+    """[live, KEY_BLOCK, kv_heads, d] in float32."""
+    return widen(as_bytes(pool)[slots].view(pool.dtype), spec.head_dim)
 
 
 def _visible(position: Tensor, begin: int, window: int) -> Tensor:

@@ -76,7 +76,7 @@ class EngineConfig:
         "auto",
         "type of cached KV",
         flag="--kv-cache-dtype",
-        choices=("auto", "float32", "bfloat16", "float16", "int8", "fp8"),
+        choices=("auto", "float32", "bfloat16", "float16", "int8", "fp8", "fp8_e4m3", "fp8_e5m2"),
         group="cache",
     )
     prefix_cache: bool = _opt(True, "reuse shared prefixes (off only to compare)", flag="--radix-cache", group="cache")

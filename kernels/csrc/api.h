@@ -8,9 +8,10 @@
 
 namespace ramet {
 
-// Storage types of weights and of cached KV. The Q formats are groups of 32 along the input dimension:
-// Q8: w = d * q; Q4_0: w = d * (q - 8); Q4_1: w = d * q + m.
-enum class Format : int { F32 = 0, BF16 = 1, F16 = 2, Q8 = 3, Q4_0 = 4, Q4_1 = 5 };
+// Storage types of weights and of cached KV. I8, E4M3 and E5M2 are for KV only: I8 is a head's int8 followed by its
+// float32 scale, the other two are 8-bit floats as they are. The Q formats are for weights only, groups of 32 along the
+// input dimension: Q8: w = d * q; Q4_0: w = d * (q - 8); Q4_1: w = d * q + m.
+enum class Format : int { F32, BF16, F16, I8, E4M3, E5M2, Q8, Q4_0, Q4_1 };
 
 constexpr int kGroup = 32;        // weights and activations that share a scale
 constexpr int kKeyBlock = 32;     // keys of one online-softmax update, aligned to position 0
@@ -76,7 +77,7 @@ struct AttentionSpec {
   float soft_cap;  // 0: off
 };
 
-struct KvPages {  // [n_pages, page_size, kv_heads, dim]
+struct KvPages {  // [n_pages, page_size, kv_heads, dim]; with I8 a head takes dim + 4 bytes
   Format format;
   uint8_t* k;
   uint8_t* v;
@@ -156,7 +157,7 @@ struct Scratch {
   float* partial;      // [n_partial, heads, dim + 2]
 };
 
-// Rows to draw a token for; every logit is at most a finite peak.
+// Rows to draw a token for. A temperature of 0 takes the best token.
 struct DrawRows {
   int64_t n;
   int64_t vocab;
@@ -167,6 +168,31 @@ struct DrawRows {
   const float* min_p;
   const int64_t* seed;
   const int64_t* counter;
+};
+
+// Changes to one row's logits, in this order: repetition, addition, mask. A forced token (not -1) is taken as it is.
+struct Adjustment {
+  const int64_t* rep_ids;
+  int64_t n_rep;
+  float penalty;
+  const int64_t* add_ids;
+  const float* add_values;
+  int64_t n_add;
+  const int32_t* mask;  // 32 tokens a word, or null; tokens beyond the words are not allowed
+  int64_t n_words;
+  int64_t forced;
+};
+
+// What is said of a row beside its token; log-probabilities are of the unchanged logits.
+struct Report {
+  const Adjustment* const* adjust;  // [n], null where nothing is changed
+  const bool* wanted;               // [n] the token's log-probability
+  int64_t n_top;                    // best tokens of every row
+  int64_t* tokens;                  // [n]
+  float* logprobs;                  // [n], NaN where not wanted
+  int64_t* top_ids;                 // [n, n_top], -1 beyond the vocabulary
+  float* top_logprobs;              // [n, n_top]
+  bool* failed;                     // [n] every token masked, or NaN or +inf among the logits
 };
 
 struct Kernels {
@@ -185,11 +211,16 @@ struct Kernels {
   void (*attend)(Team&, const float* q, int64_t stride, const AttentionPlan&, const AttentionSpec&, const KvPages&,
                  float* partial, float* out);
   void (*layers)(Team&, const Layer*, int64_t n_layers, const Step&, const Scratch&, float* hidden);
-  void (*draw)(Team&, const DrawRows&, int64_t* tokens);  // one token a row
+  void (*draw)(Team&, const DrawRows&, int64_t* tokens);  // one token a row, from finite peaks
+  void (*choose)(Team&, const DrawRows&, const Report&);  // adjust, take or draw, and report
+  void (*report)(Team&, const DrawRows&, const Report&);  // only report, of given tokens
+  void (*embed)(Team&, const LinearWeight&, const int64_t* ids, int64_t m, float* out);  // rows of a packed weight
 };
 
 const Kernels* kernels_portable();
 const Kernels* kernels_avx2();
 const Kernels* kernels_avx512();
+const Kernels* kernels_avx512bf16();
+const Kernels* kernels_amx();
 
 }  // namespace ramet

@@ -7,7 +7,7 @@
 #include <cmath>
 #include <cstring>
 
-#include "simd.h"
+#include "kv_format.h"
 
 namespace ramet {
 namespace RAMET_ARCH {
@@ -40,24 +40,6 @@ struct TileScratch {
   }
 };
 
-template <Format F>
-inline void widen(const uint8_t* from, int dim, float* to) {
-  constexpr int size = F == Format::F32 ? 4 : 2;
-  int i = 0;
-  for (; i + W <= dim; i += W) {
-    const uint16_t* half = reinterpret_cast<const uint16_t*>(from + i * size);
-    store(to + i, F == Format::F32    ? load(reinterpret_cast<const float*>(half))
-                  : F == Format::BF16 ? load_bf16(half)
-                                      : load_f16(half));
-  }
-  if (i == dim) return;
-  uint8_t tail[W * size] = {};
-  std::memcpy(tail, from + i * size, (dim - i) * size);
-  widen<F>(tail, W, to + i);
-}
-
-inline int64_t kv_bytes(Format f) { return f == Format::F32 ? 4 : 2; }
-
 // One head's keys or values of one sequence, found through its page table.
 struct HeadPages {
   const uint8_t* pool;  // at this head of slot 0
@@ -66,9 +48,9 @@ struct HeadPages {
   int page_size;
 
   HeadPages(const KvPages& kv, const uint8_t* pages, const int32_t* page_table, const AttentionSpec& s, int head)
-      : pool(pages + head * s.dim * kv_bytes(kv.format)),
+      : pool(pages + head * kv_head_bytes(kv.format, s.dim)),
         table(page_table),
-        stride(static_cast<int64_t>(s.kv_heads) * s.dim * kv_bytes(kv.format)),
+        stride(s.kv_heads * kv_head_bytes(kv.format, s.dim)),
         page_size(kv.page_size) {}
 
   // Calls visit(key, bytes) for keys [begin, end).
@@ -90,6 +72,12 @@ inline void gather(const HeadPages& pages, Format f, int dim, int block, int beg
       return pages.each(begin, end, [&](int k, const uint8_t* x) { widen<Format::F32>(x, dim, to + (k - block) * d); });
     case Format::BF16:
       return pages.each(begin, end, [&](int k, const uint8_t* x) { widen<Format::BF16>(x, dim, to + (k - block) * d); });
+    case Format::I8:
+      return pages.each(begin, end, [&](int k, const uint8_t* x) { widen_int8(x, dim, to + (k - block) * d); });
+    case Format::E4M3:
+      return pages.each(begin, end, [&](int k, const uint8_t* x) { widen<Format::E4M3>(x, dim, to + (k - block) * d); });
+    case Format::E5M2:
+      return pages.each(begin, end, [&](int k, const uint8_t* x) { widen<Format::E5M2>(x, dim, to + (k - block) * d); });
     default:
       return pages.each(begin, end, [&](int k, const uint8_t* x) { widen<Format::F16>(x, dim, to + (k - block) * d); });
   }
@@ -229,7 +217,7 @@ inline void visit_block(TileScratch& t, int rows, const Tile& tile, const Attent
   const HeadPages keys(kv, kv.k, table, s, kv_head), values(kv, kv.v, table, s, kv_head);
   // The heads of a short tile follow each other: the first asks for all of them.
   const bool leads = kv_head == 0 && tile.n_tokens == 1;
-  const int64_t row_bytes = leads ? keys.stride : s.dim * kv_bytes(kv.format);
+  const int64_t row_bytes = leads ? keys.stride : kv_head_bytes(kv.format, s.dim);
   prefetch(values, row_bytes, block + low, block + high);
   gather(keys, kv.format, s.dim, block, block + low, block + high, t.keys);
   const int from = low / 8 * 8;

@@ -3,14 +3,33 @@
 #include <torch/extension.h>
 
 #include <memory>
+#include <tuple>
+
+#if defined(__x86_64__)
+#include <cpuid.h>
+#endif
+#if defined(__linux__)
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
 
 #include "api.h"
+#include "memory.h"
 
 namespace ramet {
 
-#if defined(RAMET_NO_X86)
+// Variants of other machines, or that the compiler does not know.
+#if defined(RAMET_NO_AVX2)
 const Kernels* kernels_avx2() { return nullptr; }
+#endif
+#if defined(RAMET_NO_AVX512)
 const Kernels* kernels_avx512() { return nullptr; }
+#endif
+#if defined(RAMET_NO_AVX512BF16)
+const Kernels* kernels_avx512bf16() { return nullptr; }
+#endif
+#if defined(RAMET_NO_AMX)
+const Kernels* kernels_amx() { return nullptr; }
 #endif
 
 namespace {
@@ -35,6 +54,15 @@ Format format_of(at::ScalarType type) {
     case at::kBFloat16: return Format::BF16;
     case at::kHalf: return Format::F16;
     default: TORCH_CHECK(false, "expected float32, bfloat16 or float16, got ", type);
+  }
+}
+
+Format kv_format_of(at::ScalarType type) {
+  switch (type) {
+    case at::kChar: return Format::I8;
+    case at::kFloat8_e4m3fn: return Format::E4M3;
+    case at::kFloat8_e5m2: return Format::E5M2;
+    default: return format_of(type);
   }
 }
 
@@ -79,13 +107,13 @@ class Arena {
 struct Weight {
   Format format;
   int64_t n, k;
-  Tensor packed;
-  Tensor bias;  // undefined without one
+  uint8_t* packed;
+  int64_t packed_bytes;
+  std::shared_ptr<Chunk> memory;  // what `packed` lies in
+  Tensor bias;                    // undefined without one
 
-  LinearWeight view() const {
-    return {format, n, k, packed.data_ptr<uint8_t>(), bias.defined() ? bias.data_ptr<float>() : nullptr};
-  }
-  int64_t n_bytes() const { return packed.numel() + (bias.defined() ? bias.numel() * 4 : 0); }
+  LinearWeight view() const { return {format, n, k, packed, bias.defined() ? bias.data_ptr<float>() : nullptr}; }
+  int64_t n_bytes() const { return packed_bytes + (bias.defined() ? bias.numel() * 4 : 0); }
 };
 
 struct Plan {
@@ -100,10 +128,12 @@ struct Plan {
 KvPages pages_of(const Tensor& k, const Tensor& v, const AttentionSpec& s, const Plan& plan) {
   TORCH_CHECK(k.dim() == 4 && k.sizes() == v.sizes() && k.is_contiguous() && v.is_contiguous(),
               "keys and values must be contiguous [pages, page size, KV heads, head size]");
-  TORCH_CHECK(k.size(1) == plan.page_size && k.size(2) == s.kv_heads && k.size(3) == s.dim,
+  const Format format = kv_format_of(k.scalar_type());
+  TORCH_CHECK(k.size(1) == plan.page_size && k.size(2) == s.kv_heads &&
+                  k.size(3) == s.dim + (format == Format::I8 ? 4 : 0),
               "the KV pool's shape does not match the layer");
   TORCH_CHECK(plan.max_page < k.size(0), "the page table names page ", plan.max_page, " of ", k.size(0));
-  return {format_of(k.scalar_type()), static_cast<uint8_t*>(k.data_ptr()), static_cast<uint8_t*>(v.data_ptr()),
+  return {format, static_cast<uint8_t*>(k.data_ptr()), static_cast<uint8_t*>(v.data_ptr()),
           static_cast<int>(k.size(1))};
 }
 
@@ -123,11 +153,43 @@ struct DecoderLayer {
   AttentionSpec spec;
 };
 
+// One row's changes: (row, repetition ids, penalty, added ids, added values, mask words, forced).
+using Change = std::tuple<int64_t, Tensor, double, Tensor, Tensor, Tensor, int64_t>;
+
+// What sampling tells of every row.
+struct Told {
+  Tensor tokens, logprobs, top_ids, top_logprobs, failed, wanted;
+  int64_t n_top;
+
+  Told(int64_t n, int64_t top, const Tensor& asked)
+      : tokens(at::empty({n}, at::kLong)),
+        logprobs(at::empty({n}, at::kFloat)),
+        top_ids(at::empty({n, top}, at::kLong)),
+        top_logprobs(at::empty({n, top}, at::kFloat)),
+        failed(at::empty({n}, at::kBool)),
+        wanted(asked.contiguous()),
+        n_top(top) {
+    TORCH_CHECK(wanted.scalar_type() == at::kBool && wanted.numel() == n, "expected one bool a row");
+  }
+  Report report(const Adjustment* const* adjust) {
+    return {adjust,
+            wanted.data_ptr<bool>(),
+            n_top,
+            tokens.data_ptr<int64_t>(),
+            logprobs.data_ptr<float>(),
+            top_ids.data_ptr<int64_t>(),
+            top_logprobs.data_ptr<float>(),
+            failed.data_ptr<bool>()};
+  }
+  py::tuple tuple() const { return py::make_tuple(tokens, logprobs, top_ids, top_logprobs, failed); }
+};
+
 class Backend {
  public:
   Backend(const std::string& variant, int threads) : threads_(threads) {
     kernels_ = nullptr;
-    for (const Kernels* known : {kernels_portable(), kernels_avx2(), kernels_avx512()})
+    for (const Kernels* known :
+         {kernels_portable(), kernels_avx2(), kernels_avx512(), kernels_avx512bf16(), kernels_amx()})
       if (known && variant == known->name) kernels_ = known;
     TORCH_CHECK(kernels_, "no variant is called ", variant);
     TORCH_CHECK(threads >= 1, "threads must be at least 1");
@@ -137,13 +199,13 @@ class Backend {
   int threads() const { return threads_; }
   const Kernels& kernels() const { return *kernels_; }
 
-  std::shared_ptr<Weight> pack(const Tensor& weight, const c10::optional<Tensor>& bias) const {
+  std::shared_ptr<Weight> pack(const Tensor& weight, const c10::optional<Tensor>& bias) {
     TORCH_CHECK(weight.dim() == 2 && weight.device().is_cpu(), "a weight must be a CPU tensor [out, in]");
     return pack_as(format_of(weight.scalar_type()), weight.size(0), weight.size(1), weight, bias);
   }
 
   std::shared_ptr<Weight> pack_quantized(const Tensor& blocks, const std::string& name, int64_t n, int64_t k,
-                                         const c10::optional<Tensor>& bias) const {
+                                         const c10::optional<Tensor>& bias) {
     const Format format = format_named(name);
     const int64_t block = format == Format::Q8 ? 34 : format == Format::Q4_0 ? 18 : 20;
     TORCH_CHECK(blocks.scalar_type() == at::kByte && blocks.numel() == n * (k / kGroup) * block && k % kGroup == 0,
@@ -252,22 +314,98 @@ class Backend {
     return out.to(q.scalar_type());
   }
 
+  // Rows `ids` of a packed weight [n, k], as float32 [ids, k].
+  Tensor embed(const Weight& weight, const Tensor& ids) const {
+    const int64_t* rows = longs(ids, "ids");
+    const int64_t m = ids.numel();
+    for (int64_t i = 0; i < m; ++i)
+      TORCH_CHECK(rows[i] >= 0 && rows[i] < weight.n, "token ", rows[i], " of a vocabulary of ", weight.n);
+    Tensor out = at::empty({m, weight.k}, at::kFloat);
+    float* to = out.data_ptr<float>();
+    const LinearWeight view = weight.view();
+    py::gil_scoped_release release;
+    parallel(m < 16 ? 1 : threads_, [&](Team& team) { kernels_->embed(team, view, rows, m, to); });
+    return out;
+  }
+
+  // (tokens, log-probabilities, top ids, their log-probabilities, failed) of logits [rows, vocab]. `changes` holds, for
+  // some rows: (row, repetition ids, penalty, added ids, added values, mask words, forced), where arrays may be empty.
+  py::tuple choose(const Tensor& logits, const Tensor& temperature, const Tensor& top_k, const Tensor& top_p,
+                   const Tensor& min_p, const Tensor& seed, const Tensor& counter, const std::vector<Change>& changes,
+                   const Tensor& wanted, int64_t n_top) const {
+    const DrawRows rows = draw_rows(logits, temperature, top_k, top_p, min_p, seed, counter);
+    std::vector<Adjustment> adjustments;
+    adjustments.reserve(changes.size());
+    std::vector<const Adjustment*> of_row(rows.n, nullptr);
+    for (const Change& change : changes) {
+      const int64_t row = std::get<0>(change);
+      TORCH_CHECK(row >= 0 && row < rows.n && !of_row[row], "row ", row, " of ", rows.n, " is changed once at most");
+      adjustments.push_back(adjustment_of(change, rows.vocab));
+      of_row[row] = &adjustments.back();
+    }
+    Told told(rows.n, n_top, wanted);
+    const Report report = told.report(of_row.data());
+    {
+      py::gil_scoped_release release;
+      parallel(rows.n == 1 ? 1 : threads_, [&](Team& team) { kernels_->choose(team, rows, report); });
+    }
+    return told.tuple();
+  }
+
+  // (log-probabilities of `tokens` where wanted, top ids, their log-probabilities) of logits [rows, vocab].
+  py::tuple report(const Tensor& logits, const Tensor& tokens, const Tensor& wanted, int64_t n_top) const {
+    DrawRows rows{};
+    rows.n = logits.size(0);
+    rows.vocab = logits.size(1);
+    rows.logits = floats(logits, "logits");
+    TORCH_CHECK(tokens.numel() == rows.n, "expected one token a row");
+    Told told(rows.n, n_top, wanted);
+    told.tokens.copy_(tokens);
+    check_tokens_in(told.tokens.data_ptr<int64_t>(), rows.n, rows.vocab);
+    const Report report = told.report(nullptr);
+    {
+      py::gil_scoped_release release;
+      parallel(rows.n == 1 ? 1 : threads_, [&](Team& team) { kernels_->report(team, rows, report); });
+    }
+    return py::make_tuple(told.logprobs, told.top_ids, told.top_logprobs);
+  }
+
   // One token a row of logits [rows, vocab]; the other tensors hold one value a row.
   Tensor draw(const Tensor& logits, const Tensor& temperature, const Tensor& top_k, const Tensor& top_p,
               const Tensor& min_p, const Tensor& seed, const Tensor& counter) const {
-    TORCH_CHECK(logits.dim() == 2 && logits.size(1) > 0, "expected logits [rows, vocab]");
     const Tensor values = as_float(logits);
-    const int64_t n = values.size(0);
-    for (const Tensor* x : {&temperature, &top_k, &top_p, &min_p, &seed, &counter})
-      TORCH_CHECK(x->numel() == n, "expected one value a row");
-    const DrawRows rows{n, values.size(1), values.data_ptr<float>(), floats(temperature, "temperature"),
-                        longs(top_k, "top_k"), floats(top_p, "top_p"), floats(min_p, "min_p"), longs(seed, "seed"),
-                        longs(counter, "counter")};
-    Tensor tokens = at::empty({n}, at::kLong);
+    const DrawRows rows = draw_rows(values, temperature, top_k, top_p, min_p, seed, counter);
+    Tensor tokens = at::empty({rows.n}, at::kLong);
     int64_t* out = tokens.data_ptr<int64_t>();
     py::gil_scoped_release release;
-    parallel(n == 1 ? 1 : threads_, [&](Team& team) { kernels_->draw(team, rows, out); });
+    parallel(rows.n == 1 ? 1 : threads_, [&](Team& team) { kernels_->draw(team, rows, out); });
     return tokens;
+  }
+
+  static DrawRows draw_rows(const Tensor& logits, const Tensor& temperature, const Tensor& top_k, const Tensor& top_p,
+                            const Tensor& min_p, const Tensor& seed, const Tensor& counter) {
+    TORCH_CHECK(logits.dim() == 2 && logits.size(1) > 0, "expected logits [rows, vocab]");
+    for (const Tensor* x : {&temperature, &top_k, &top_p, &min_p, &seed, &counter})
+      TORCH_CHECK(x->numel() == logits.size(0), "expected one value a row");
+    return {logits.size(0), logits.size(1), floats(logits, "logits"), floats(temperature, "temperature"),
+            longs(top_k, "top_k"), floats(top_p, "top_p"), floats(min_p, "min_p"), longs(seed, "seed"),
+            longs(counter, "counter")};
+  }
+
+  static Adjustment adjustment_of(const Change& change, int64_t vocab) {
+    const auto& [row, rep_ids, penalty, add_ids, add_values, mask, forced] = change;
+    (void)row;
+    TORCH_CHECK(add_ids.numel() == add_values.numel() && forced < vocab, "a change does not fit the vocabulary");
+    check_tokens_in(longs(rep_ids, "rep_ids"), rep_ids.numel(), vocab);
+    check_tokens_in(longs(add_ids, "add_ids"), add_ids.numel(), vocab);
+    return {longs(rep_ids, "rep_ids"), rep_ids.numel(), static_cast<float>(penalty), longs(add_ids, "add_ids"),
+            floats(add_values, "add_values"), add_ids.numel(), mask.numel() ? ints(mask, "mask") : nullptr,
+            mask.numel(), forced};
+  }
+
+  static void check_tokens_in(const int64_t* tokens, int64_t n, int64_t vocab) {
+    for (int64_t i = 0; i < n; ++i)
+      TORCH_CHECK(tokens[i] >= 0 && tokens[i] < vocab, "token ", tokens[i], " of a vocabulary of ", vocab);
   }
 
   static void check_range(const int32_t* values, int64_t n, int64_t limit, const char* name) {
@@ -299,24 +437,26 @@ class Backend {
 
  private:
   std::shared_ptr<Weight> pack_as(Format format, int64_t n, int64_t k, const Tensor& rows,
-                                  const c10::optional<Tensor>& bias) const {
+                                  const c10::optional<Tensor>& bias) {
     auto weight = std::make_shared<Weight>();
     weight->format = format;
     weight->n = n;
     weight->k = k;
-    weight->packed = at::empty({kernels_->packed_bytes(format, n, k)}, at::kByte);
+    weight->packed_bytes = kernels_->packed_bytes(format, n, k);
+    std::tie(weight->memory, weight->packed) = memory_.take(weight->packed_bytes);
     if (bias) {
       TORCH_CHECK(bias->numel() == n, "the bias has ", bias->numel(), " values, the weight ", n, " rows");
       weight->bias = as_float(*bias).clone();
     }
     const Tensor source = rows.contiguous();
     py::gil_scoped_release release;
-    kernels_->pack(format, n, k, source.data_ptr(), weight->packed.data_ptr<uint8_t>());
+    kernels_->pack(format, n, k, source.data_ptr(), weight->packed);
     return weight;
   }
 
   const Kernels* kernels_;
   int threads_;
+  WeightMemory memory_;
 };
 
 // A model's layers, run in one call.
@@ -422,13 +562,32 @@ std::shared_ptr<Plan> make_plan(const Tensor& qo_indptr, const Tensor& kv_indptr
   return plan;
 }
 
+#if defined(__x86_64__)
+// AMX by CPU feature, and the system's leave for this process to use its registers.
+bool may_use_amx() {
+  unsigned a = 0, b = 0, c = 0, d = 0;
+  constexpr unsigned bf16 = 1u << 22, tile = 1u << 24, int8 = 1u << 25;
+  if (!__get_cpuid_count(7, 0, &a, &b, &c, &d) || (d & (bf16 | tile | int8)) != (bf16 | tile | int8)) return false;
+#if defined(__linux__)
+  constexpr long request_permission = 0x1023, tile_data = 18;
+  return syscall(SYS_arch_prctl, request_permission, tile_data) == 0;
+#else
+  return false;
+#endif
+}
+#endif
+
 std::vector<std::string> variants() {
   std::vector<std::string> names;
 #if defined(__x86_64__)
   __builtin_cpu_init();
   if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
-      __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512vnni") && kernels_avx512())
+      __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512vnni") && kernels_avx512()) {
+    const bool bf16 = __builtin_cpu_supports("avx512bf16");
+    if (bf16 && kernels_amx() && may_use_amx()) names.push_back("amx");
+    if (bf16 && kernels_avx512bf16()) names.push_back("avx512bf16");
     names.push_back("avx512");
+  }
   if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c") &&
       kernels_avx2())
     names.push_back("avx2");
@@ -458,7 +617,10 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
       .def("silu_mul", &Backend::silu_mul)
       .def("rope", &Backend::rope)
       .def("attend", &Backend::attend)
-      .def("draw", &Backend::draw);
+      .def("draw", &Backend::draw)
+      .def("choose", &Backend::choose)
+      .def("report", &Backend::report)
+      .def("embed", &Backend::embed);
   py::class_<Decoder>(m, "Decoder")
       .def(py::init<std::shared_ptr<Backend>, double>())
       .def("add", &Decoder::add)

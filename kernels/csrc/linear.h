@@ -5,103 +5,19 @@
 #include <algorithm>
 #include <cstring>
 
-#include "simd.h"
+#include "activations.h"
+#if defined(RAMET_AMX)
+#include "linear_amx.h"
+#elif defined(RAMET_BF16_DOT)
+#include "linear_bf16.h"
+#endif
 
 namespace ramet {
 namespace RAMET_ARCH {
 
-constexpr int kFloatPanel = 2 * W;  // output channels packed together, float formats
-constexpr int kQuantPanel = W;      // and quantised ones
-constexpr int64_t kAhead = 8192;    // bytes a product with one row asks for ahead of use
-
-inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
-
-// ---------------------------------------------------------------- packing
-
-inline int64_t element_bytes(Format f) { return f == Format::F32 ? 4 : 2; }
-
-// A packed group of one panel: W scales (f16), W offsets (f16, Q4_1 only), then the quants.
-inline int64_t quant_bytes(Format f) { return (f == Format::Q8 ? kGroup : kGroup / 2) * W; }
-inline int64_t group_bytes(Format f) { return quant_bytes(f) + 2 * W + (f == Format::Q4_1 ? 2 * W : 0); }
-inline int64_t block_bytes(Format f) { return f == Format::Q8 ? 34 : f == Format::Q4_0 ? 18 : 20; }
-
-inline int64_t packed_bytes(Format f, int64_t n, int64_t k) {
-  if (is_quantized(f)) return ceil_div(n, kQuantPanel) * (k / kGroup) * group_bytes(f);
-  return ceil_div(n, kFloatPanel) * kFloatPanel * k * element_bytes(f);
-}
-
-inline void pack_blocks(Format f, int64_t n, int64_t groups, const uint8_t* blocks, uint8_t* packed) {
-  const int64_t source = block_bytes(f), n_scales = f == Format::Q4_1 ? 2 : 1;
-  const int64_t words = quant_bytes(f) / (4 * W);
-  for (int64_t row = 0; row < n; ++row) {
-    const int64_t lane = row % W;
-    for (int64_t g = 0; g < groups; ++g) {
-      const uint8_t* block = blocks + (row * groups + g) * source;
-      uint8_t* to = packed + (row / W * groups + g) * group_bytes(f);
-      for (int64_t s = 0; s < n_scales; ++s) std::memcpy(to + (s * W + lane) * 2, block + 2 * s, 2);
-      const uint8_t* quants = block + 2 * n_scales;
-      uint8_t* lanes_of = to + n_scales * 2 * W;
-      for (int64_t j = 0; j < words; ++j) std::memcpy(lanes_of + (j * W + lane) * 4, quants + 4 * j, 4);
-    }
-  }
-}
-
-inline void pack(Format f, int64_t n, int64_t k, const void* rows, uint8_t* packed) {
-  std::memset(packed, 0, packed_bytes(f, n, k));
-  const uint8_t* from = static_cast<const uint8_t*>(rows);
-  if (is_quantized(f)) return pack_blocks(f, n, k / kGroup, from, packed);
-  const int64_t size = element_bytes(f);
-  for (int64_t row = 0; row < n; ++row) {
-    uint8_t* panel = packed + row / kFloatPanel * kFloatPanel * k * size;
-    for (int64_t i = 0; i < k; ++i)
-      std::memcpy(panel + (i * kFloatPanel + row % kFloatPanel) * size, from + (row * k + i) * size, size);
-  }
-}
-
-// ---------------------------------------------------------------- activations
-
-// Symmetric int8 with one scale a group. A group with NaN or infinity gets the scale NaN, so the row's output is NaN.
-inline void quantize_group(const float* x, int8_t* q, GroupScale* scale) {
-  vf peak = zero(), check = zero();
-  for (int i = 0; i < kGroup; i += W) {
-    peak = max(abs(load(x + i)), peak);
-    check = fma(load(x + i), zero(), check);
-  }
-  const float amax = reduce_max(peak), broken = reduce_add(check);  // 0, or NaN if any value is not finite
-  if (!(broken == 0.0f) || amax < 1e-30f) {
-    std::memset(q, 0, kGroup);
-    *scale = {broken, broken, 0, 0};
-    return;
-  }
-  const vf inverse = set1(127.0f / amax);
-  for (int i = 0; i < kGroup; i += W) store_int8(q + i, round(mul(load(x + i), inverse)));
-  int32_t sum = 0;
-  for (int i = 0; i < kGroup; ++i) sum += q[i];
-  const float d = amax / 127.0f;
-  *scale = {d, d * static_cast<float>(sum), sum, 0};
-}
-
-inline void quantize_row(const float* x, int64_t row, int64_t begin_group, int64_t end_group, const QuantizedRows& to) {
-  for (int64_t g = begin_group; g < end_group; ++g)
-    quantize_group(x + g * kGroup, to.q + (row * to.groups + g) * kGroup, to.scales + row * to.groups + g);
-}
+constexpr int64_t kAhead = 8192;  // bytes a product with one row asks for ahead of use
 
 // ---------------------------------------------------------------- products
-
-// Writes `count` lanes of a result: x + bias, or out + (x + bias).
-inline void emit(vf x, const float* bias, float* out, int64_t count, bool accumulate) {
-  if (count >= W) {
-    if (bias) x = add(x, load(bias));
-    store(out, accumulate ? add(load(out), x) : x);
-    return;
-  }
-  float lane[W];
-  store(lane, x);
-  for (int64_t i = 0; i < count; ++i) {
-    const float value = bias ? lane[i] + bias[i] : lane[i];
-    out[i] = accumulate ? out[i] + value : value;
-  }
-}
 
 template <Format F, int R>
 inline void quant_rows(const LinearWeight& w, int64_t panel, const QuantizedRows& x, int64_t row, float* out,
@@ -141,8 +57,14 @@ inline void quant_product(Team& team, const LinearWeight& w, const QuantizedRows
                           bool accumulate) {
   int64_t begin, end;
   team.share(ceil_div(w.n, kQuantPanel), &begin, &end);
+#if defined(RAMET_AMX)
+  const int64_t tiled = m / kTile * kTile;  // the integer sums are exact, so a row's bits are the same either way
+  if (tiled) tile_quant_panels<F>(w, begin, end, x, tiled, out, accumulate);
+#else
+  const int64_t tiled = 0;
+#endif
   for (int64_t panel = begin; panel < end; ++panel) {
-    int64_t row = 0;
+    int64_t row = tiled;
     for (; row + 4 <= m; row += 4) quant_rows<F, 4>(w, panel, x, row, out, accumulate);
     if (m - row == 3) quant_rows<F, 3>(w, panel, x, row, out, accumulate);
     if (m - row == 2) quant_rows<F, 2>(w, panel, x, row, out, accumulate);
@@ -229,11 +151,16 @@ inline void product(Team& team, const LinearWeight& w, const float* x, int64_t m
                     bool accumulate) {
   switch (w.format) {
     case Format::F32: return float_product<Format::F32>(team, w, x, m, out, accumulate);
+#if defined(RAMET_BF16_DOT)
+    case Format::BF16: return bf16_product(team, w, x, m, out, accumulate);
+#else
     case Format::BF16: return float_product<Format::BF16>(team, w, x, m, out, accumulate);
+#endif
     case Format::F16: return float_product<Format::F16>(team, w, x, m, out, accumulate);
     case Format::Q8: return quant_product<Format::Q8>(team, w, rows, m, out, accumulate);
     case Format::Q4_0: return quant_product<Format::Q4_0>(team, w, rows, m, out, accumulate);
     case Format::Q4_1: return quant_product<Format::Q4_1>(team, w, rows, m, out, accumulate);
+    default: return;  // a KV format: no weight has one
   }
 }
 

@@ -77,36 +77,14 @@ inline void rope(Team& team, float* x, int64_t tokens, int64_t heads, int64_t di
     rope_head(x + i / heads * stride + i % heads * dim, dim, cos_sin + positions[i / heads] * dim);
 }
 
-inline void narrow_row(Format f, const float* from, int64_t n, uint8_t* to) {
-  if (f == Format::F32) {
-    std::memcpy(to, from, n * 4);
-    return;
-  }
-  uint16_t* half = reinterpret_cast<uint16_t*>(to);
-  if (f == Format::BF16) {
-    for (int64_t i = 0; i < n; ++i) {  // to nearest, ties to even; a NaN stays one
-      uint32_t bits;
-      std::memcpy(&bits, from + i, 4);
-      const bool nan = (bits & 0x7fffffff) > 0x7f800000;
-      half[i] = static_cast<uint16_t>(nan ? (bits >> 16) | 0x40 : (bits + 0x7fff + (bits >> 16 & 1)) >> 16);
-    }
-    return;
-  }
-  for (int64_t i = 0; i < n; i += W) {
-    uint16_t lane[W];
-    store_f16(lane, load_some(from + i, n - i));
-    std::memcpy(half + i, lane, std::min<int64_t>(W, n - i) * 2);
-  }
-}
-
 inline void store_kv(Team& team, const float* k, const float* v, int64_t stride, const Step& step,
                      const AttentionSpec& s, const KvPages& kv) {
-  const int64_t n = static_cast<int64_t>(s.kv_heads) * s.dim, bytes = n * kv_bytes(kv.format);
+  const int64_t bytes = s.kv_heads * kv_head_bytes(kv.format, s.dim);
   int64_t begin, end;
   team.share(step.tokens, &begin, &end);
   for (int64_t t = begin; t < end; ++t) {
-    narrow_row(kv.format, k + t * stride, n, kv.k + step.slots[t] * bytes);
-    narrow_row(kv.format, v + t * stride, n, kv.v + step.slots[t] * bytes);
+    narrow_heads(kv.format, k + t * stride, s.kv_heads, s.dim, kv.k + step.slots[t] * bytes);
+    narrow_heads(kv.format, v + t * stride, s.kv_heads, s.dim, kv.v + step.slots[t] * bytes);
   }
   team.sync();
   if (!step.n_copies) return;

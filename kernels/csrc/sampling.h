@@ -72,20 +72,26 @@ inline int64_t race(const float* weights, int64_t n, float least, uint64_t key) 
   return winner;
 }
 
-inline void draw(Team& team, const DrawRows& rows, int64_t* tokens) {
+// A draw from logits with a finite peak. `weights` [vocab] and `order` are memory to work in.
+inline int64_t draw_row(const DrawRows& rows, int64_t row, const float* logits, float peak, float* weights,
+                        std::vector<Weighted>& order) {
   constexpr uint64_t golden = 0x9E3779B97F4A7C15u;
+  exp_row(logits, rows.vocab, peak, std::max(rows.temperature[row], 1e-6f), weights);
+  const int64_t top_k = rows.top_k[row] < rows.vocab ? rows.top_k[row] : 0;
+  if (top_k > 0 || rows.top_p[row] < 1.0f) cut_tail(weights, rows.vocab, top_k, rows.top_p[row], order);
+  const uint64_t seed = static_cast<uint64_t>(rows.seed[row]), counter = static_cast<uint64_t>(rows.counter[row]);
+  const uint64_t key = mix(mix(seed + golden) ^ counter * golden);
+  return race(weights, rows.vocab, rows.min_p[row], key);
+}
+
+inline void draw(Team& team, const DrawRows& rows, int64_t* tokens) {
   std::vector<float> weights(rows.vocab);
   std::vector<Weighted> order;
   for (int64_t row = team.id; row < rows.n; row += team.size) {
     const float* logits = rows.logits + row * rows.vocab;
     float peak = -INFINITY;
     for (int64_t i = 0; i < rows.vocab; ++i) peak = std::max(peak, logits[i]);
-    exp_row(logits, rows.vocab, peak, std::max(rows.temperature[row], 1e-6f), weights.data());
-    const int64_t top_k = rows.top_k[row] < rows.vocab ? rows.top_k[row] : 0;
-    if (top_k > 0 || rows.top_p[row] < 1.0f) cut_tail(weights.data(), rows.vocab, top_k, rows.top_p[row], order);
-    const uint64_t seed = static_cast<uint64_t>(rows.seed[row]), counter = static_cast<uint64_t>(rows.counter[row]);
-    const uint64_t key = mix(mix(seed + golden) ^ counter * golden);
-    tokens[row] = race(weights.data(), rows.vocab, rows.min_p[row], key);
+    tokens[row] = draw_row(rows, row, logits, peak, weights.data(), order);
   }
 }
 

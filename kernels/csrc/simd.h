@@ -1,7 +1,17 @@
 // The lanes of the variant being compiled, and what is written in them once for all variants.
 #pragma once
 
-#if defined(RAMET_AVX512)
+#include <cstring>
+
+#if defined(RAMET_AMX)
+#define RAMET_ARCH amx
+#define RAMET_BF16_DOT
+#include "simd_avx512.h"
+#elif defined(RAMET_AVX512BF16)
+#define RAMET_ARCH avx512bf16
+#define RAMET_BF16_DOT
+#include "simd_avx512.h"
+#elif defined(RAMET_AVX512)
 #define RAMET_ARCH avx512
 #include "simd_avx512.h"
 #elif defined(RAMET_AVX2)
@@ -35,6 +45,14 @@ inline float exp_one(float x) {
   float lane[W];
   store(lane, exp(set1(x)));
   return lane[0];
+}
+
+// To nearest, ties to even; a NaN stays one.
+inline uint16_t bf16_of_f32(float x) {
+  uint32_t bits;
+  std::memcpy(&bits, &x, 4);
+  const bool nan = (bits & 0x7fffffff) > 0x7f800000;
+  return static_cast<uint16_t>(nan ? (bits >> 16) | 0x40 : (bits + 0x7fff + (bits >> 16 & 1)) >> 16);
 }
 
 // The first `count` lanes of memory that may end there.

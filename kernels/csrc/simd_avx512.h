@@ -1,7 +1,9 @@
-// Sixteen lanes: AVX-512 F, BW, DQ, VL and VNNI.
+// Sixteen lanes: AVX-512 F, BW, DQ, VL and VNNI; with bfloat16 dot products for the two variants that have them.
 #pragma once
 
 #include <immintrin.h>
+
+#include <cstring>
 
 #include "api.h"
 
@@ -87,6 +89,18 @@ inline void dot_q8(const uint8_t* w, const int8_t* const* x, const GroupScale* c
   }
   for (int r = 0; r < R; ++r) out[r] = _mm512_cvtepi32_ps(sum[r]);
 }
+
+inline vf load_int32(const int32_t* p) { return _mm512_cvtepi32_ps(_mm512_loadu_si512(p)); }
+
+#if defined(RAMET_BF16_DOT)
+// sum + the two products of a bfloat16 pair, for 16 channels: `w` their pairs, `x` the row's pair.
+inline vf dot_bf16(vf sum, const uint8_t* w, const uint16_t* x) {
+  int32_t pair;
+  std::memcpy(&pair, x, 4);
+  const __m512i weights = _mm512_loadu_si512(w), row = _mm512_set1_epi32(pair);
+  return _mm512_dpbf16_ps(sum, (__m512bh)(weights), (__m512bh)(row));
+}
+#endif
 
 }  // namespace RAMET_ARCH
 }  // namespace ramet

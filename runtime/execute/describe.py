@@ -7,6 +7,7 @@ from pathlib import Path
 
 import torch
 
+from kernels.kv8 import stored_dim
 from runtime.config import EngineConfig
 from runtime.errors import InvalidRequest
 from runtime.execute.memory import PoolSize
@@ -27,7 +28,7 @@ def context_length(config: EngineConfig, model: ModelConfig) -> int:
 
 
 def kv_bytes_per_token(model: ModelConfig, dtype: torch.dtype) -> int:
-    return 2 * model.n_layers * model.n_kv_heads * model.head_dim * dtype.itemsize
+    return 2 * model.n_layers * model.n_kv_heads * stored_dim(model.head_dim, dtype) * dtype.itemsize
 
 
 def dtype_name(dtype: torch.dtype) -> str:

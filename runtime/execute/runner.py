@@ -11,13 +11,15 @@ import torch
 from torch import Tensor
 
 from kernels.base import KVStore
-from kernels.sampling import Draw, report, sample
+from kernels.sampling import Samples, report, sample
 from runtime.execute.batch import SampleSet, as_tensor, attn_meta, input_ids
 from runtime.execute.cpu import CpuQueue
 from runtime.execute.pending import SampleArrays, ScoreArrays, Step
 from runtime.models.decoder import Model
 from runtime.step import Adjust, ModelSpec, Pending, StepPlan
 
+Sampler = Callable[..., Samples]  # as kernels.sampling.sample
+Reporter = Callable[[Tensor, Tensor, Tensor, int], tuple[Tensor, Tensor, Tensor]]  # as kernels.sampling.report
 SCORES_AT_ONCE = 64  # scored tokens whose logits are alive together
 
 
@@ -31,7 +33,8 @@ class ModelRunner:
         spec: ModelSpec,
         device: CpuQueue,
         max_running: int,
-        draw_with: Draw | None = None,
+        sample_with: Sampler = sample,
+        report_with: Reporter = report,
     ) -> None:
         self.spec = spec
         self.page_size = kv.page_size
@@ -39,7 +42,8 @@ class ModelRunner:
         self.max_running = max_running
         self._model = model
         self._kv = kv
-        self._draw_with = draw_with
+        self._sample_with = sample_with
+        self._report_with = report_with
         self._device = device
         self._token_table = torch.zeros(max_running + 1, dtype=torch.long)
 
@@ -99,13 +103,8 @@ class ModelRunner:
         return self._model.forward(input_ids(plan, self._token_table), meta.positions.long(), meta, self._kv)
 
     def _sample(self, step: Step, chosen: SampleSet, logits: Tensor) -> None:
-        drawn = sample(
-            logits,
-            chosen.rows,
-            chosen.adjusts,
-            want_logprob=chosen.want_logprob,
-            n_top=step.plan.n_top,
-            draw_with=self._draw_with,
+        drawn = self._sample_with(
+            logits, chosen.rows, chosen.adjusts, want_logprob=chosen.want_logprob, n_top=step.plan.n_top
         )
         self._token_table[chosen.table] = drawn.tokens
         assert step.samples is not None
@@ -119,7 +118,7 @@ class ModelRunner:
             logits = self._model.logits(hidden[as_tensor(plan.score_index[part]).long()])
             targets = as_tensor(plan.score_target[part]).long()
             everyone = torch.ones(len(targets), dtype=torch.bool)
-            logprobs, top_ids, top_logprobs = report(logits, targets, everyone, plan.n_top)
+            logprobs, top_ids, top_logprobs = self._report_with(logits, targets, everyone, plan.n_top)
             scores.logprobs[part] = logprobs.numpy()
             scores.top_ids[part] = top_ids.numpy()
             scores.top_logprobs[part] = top_logprobs.numpy()

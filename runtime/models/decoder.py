@@ -33,26 +33,29 @@ class Trunk:
     def __init__(self, build: Builder, context_length: int) -> None:
         c = build.config
         self.ops, self.eps = build.ops, c.norm_eps
-        self.embedding = build.tensor("model.embed_tokens.weight", (c.vocab_size, c.hidden_size))
         self.final_norm = build.tensor("model.norm.weight", (c.hidden_size,))
         head = "model.embed_tokens" if c.tied else "lm_head"
         self.head = build.linear((head,), (c.vocab_size,), c.hidden_size, precise=True)
+        shape = (c.vocab_size, c.hidden_size)
+        self.embed = build.embedding("model.embed_tokens", shape, self.head if c.tied else None)
         self.cos_sin = cos_sin_table(c.rope, c.head_dim, context_length).to(build.device)
         self._fused: FusedDecoder | None = None
+        self._specs: list[LayerSpec] = []
 
     def fuse(self, blocks: list[Block]) -> None:
         """Let the backend run all blocks in one call, if it can. Called once, when the blocks are made."""
+        self._specs = distinct_specs(blocks)
         if isinstance(self.ops, FusedOps):
             self._fused = self.ops.decoder([decoder_layer(block) for block in blocks], self.eps, self.cos_sin)
 
     def run(self, blocks: list[Block], tokens: Tensor, positions: Tensor, meta: AttnMeta, kv: KVStore) -> Tensor:
-        for spec in distinct_specs(blocks):
+        for spec in self._specs:
             self.ops.plan(meta, spec)
         if self._fused is not None:
-            embedded = self.ops.embedding(tokens, self.embedding)
+            embedded = self.embed(tokens)
             hidden = self._fused(embedded, meta, kv).to(embedded.dtype)
             return self.ops.rms_norm(hidden, self.final_norm, self.eps)
-        delta, residual = self.ops.embedding(tokens, self.embedding), None
+        delta, residual = self.embed(tokens), None
         for block in blocks:
             delta, residual = block.forward(delta, residual, positions, self.cos_sin, meta, kv)
         assert residual is not None

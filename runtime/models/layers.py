@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from kernels.base import AttnMeta, KVStore, LayerSpec, Linear, Ops, QuantizedOps, RopeAttendOps
+from kernels.base import AttnMeta, KVStore, LayerSpec, Linear, Ops, PackedOps, QuantizedOps, RopeAttendOps
 from kernels.quant import LinearMethod
 from runtime.errors import ModelLoadError
 from runtime.models.config import ModelConfig
@@ -55,6 +56,19 @@ class Builder:
         if method is not None:
             return method.pack(weight, stacked_bias)
         return self.ops.linear(weight, stacked_bias)
+
+    def embedding(self, name: str, shape: tuple[int, int], tied: Linear | None) -> Callable[[Tensor], Tensor]:
+        """Token ids -> rows [n, shape[1]] in the model's dtype. `tied` is the head made of the same weight, if any.
+
+        Where the backend can, rows are read from a packed weight, so a quantised one is never expanded.
+        """
+        if isinstance(self.ops, PackedOps):
+            layer = tied or self.linear((name,), (shape[0],), shape[1], precise=True)
+            read = self.ops.embedding_of(layer)
+            if read is not None:
+                return lambda ids: read(ids).to(self.dtype)
+        weight = self.tensor(f"{name}.weight", shape)
+        return lambda ids: self.ops.embedding(ids, weight)
 
     def _stack(self, names: list[str], shapes: list[tuple[int, ...]]) -> Tensor:
         parts = [self.tensor(name, shape) for name, shape in zip(names, shapes, strict=True)]

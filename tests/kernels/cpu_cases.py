@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import gguf
 import torch
 from torch import Tensor
@@ -9,7 +11,10 @@ from torch import Tensor
 from kernels.base import QuantizedWeight
 from kernels.build import load_extension
 
-VARIANTS: list[str] = load_extension().variants()  # those this CPU runs, best first; "portable" is always the last
+FORCED = os.environ.get("RAMET_KERNEL_VARIANT")  # test this one alone, which may be emulated
+# those this CPU runs, best first; "portable" is always the last
+VARIANTS: list[str] = [FORCED] if FORCED else load_extension().variants()
+BF16_DOTS = ("avx512bf16", "amx")  # variants whose products round activations to bfloat16 where the weight is one
 
 
 def quantized(weight: Tensor, qtype: str) -> tuple[QuantizedWeight, Tensor]:

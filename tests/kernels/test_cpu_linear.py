@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from kernels.base import QuantizedWeight
 from kernels.cpu import NativeOps
-from tests.kernels.cpu_cases import VARIANTS, int8_groups, quantized
+from tests.kernels.cpu_cases import BF16_DOTS, VARIANTS, int8_groups, quantized
 
 FLOATS = [torch.float32, torch.bfloat16, torch.float16]
 BLOCKS = ["Q4_0", "Q4_1", "Q8_0"]
@@ -22,6 +22,8 @@ SHAPES = [(960, 576), (100, 64), (7, 96), (1, 32)]
 def test_float_weights(shape: tuple[int, int], dtype: torch.dtype, variant: str) -> None:
     weight, bias, x = torch.randn(shape).to(dtype), torch.randn(shape[0]), torch.randn(13, shape[1])
     y = NativeOps(variant=variant, threads=2).linear(weight, bias)(x)
+    if dtype == torch.bfloat16 and variant in BF16_DOTS:
+        x = x.bfloat16()
     exact = x.double() @ weight.double().T + bias
     assert (y - exact).abs().max() <= 2e-6 * exact.abs().max()
 
@@ -105,3 +107,32 @@ def test_what_it_does_not_know_is_left_to_the_caller() -> None:
         ops.linear(torch.zeros(4, 8))(torch.zeros(1, 9))
     with pytest.raises(RuntimeError, match="expected float32"):
         ops.linear(torch.zeros(4, 8, dtype=torch.float64))
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("kind", [*FLOATS, *BLOCKS])
+def test_an_embedding_is_the_packed_weights_rows(kind: torch.dtype | str, variant: str) -> None:
+    ops, weight = NativeOps(variant=variant, threads=2), torch.randn(70, 96)
+    if isinstance(kind, str):
+        blocks, meaning = quantized(weight, kind)
+        layer = ops.quantized_linear(blocks)
+    else:
+        layer, meaning = ops.linear(weight.to(kind)), weight.to(kind).float()
+    assert layer is not None
+    read = ops.embedding_of(layer)
+    assert read is not None
+    ids = torch.tensor([69, 0, 3, 3, 40] * 5)
+    assert torch.equal(read(ids), meaning[ids])
+    with pytest.raises(RuntimeError, match="token 70 of a vocabulary of 70"):
+        read(torch.tensor([70]))
+
+
+@pytest.mark.parametrize("m", [1, 3, 15, 16, 17, 40])
+@pytest.mark.parametrize("kind", [torch.bfloat16, *BLOCKS])
+def test_whole_and_partial_tiles_give_a_row_the_same_bits(kind: torch.dtype | str, m: int) -> None:
+    ops, weight, x = NativeOps(threads=2), torch.randn(50, 96), torch.randn(m, 96)
+    layer = ops.quantized_linear(quantized(weight, kind)[0]) if isinstance(kind, str) else ops.linear(weight.to(kind))
+    assert layer is not None
+    whole = layer(x)
+    for i in (0, m // 2, m - 1):
+        assert torch.equal(layer(x[i : i + 1])[0], whole[i])

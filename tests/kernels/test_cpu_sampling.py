@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kernels.cpu import NativeOps
-from kernels.sampling import SamplingRows, draw
+from kernels.sampling import Samples, SamplingRows, draw, report, sample
+from runtime.step import Adjust
 from tests.kernels.cpu_cases import VARIANTS
 
 
@@ -70,3 +72,69 @@ def test_frequencies_are_the_probabilities() -> None:
                         torch.zeros(n), torch.zeros(n, dtype=torch.long), torch.arange(n))  # fmt: skip
     drawn = NativeOps(threads=2).draw(p.log().expand(n, 4).contiguous(), rows)
     assert (drawn.bincount(minlength=4) / n - p).abs().max() < 0.012
+
+
+def changes(vocab: int) -> list[tuple[int, Adjust]]:
+    """Every kind of change, one or several a row."""
+    rng = np.random.default_rng(vocab)
+    words = rng.integers(-(2**31), 2**31, -(-vocab // 32), dtype=np.int64).astype(np.int32)
+    ids = np.unique(rng.integers(0, vocab, 9))
+    values = rng.normal(size=len(ids)).astype(np.float32) * 3
+    return [
+        (1, Adjust(sample=1, rep_ids=ids, rep_penalty=1.7)),
+        (2, Adjust(sample=2, add_ids=ids, add_values=values)),
+        (3, Adjust(sample=3, mask=words)),
+        (4, Adjust(sample=4, rep_ids=ids, rep_penalty=0.5, add_ids=ids, add_values=values, mask=words[:-1])),
+        (5, Adjust(sample=5, mask=np.zeros_like(words))),  # nothing is allowed: the row fails
+        (6, Adjust(sample=6, mask=np.zeros_like(words), forced=vocab - 1)),
+    ]
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("vocab", [64, 1000, 5003])
+@pytest.mark.parametrize("n_top", [0, 3, 20])
+def test_one_call_does_what_the_readable_passes_do(vocab: int, n_top: int, variant: str) -> None:
+    logits = torch.randn(9, vocab, generator=torch.Generator().manual_seed(vocab)) * 5
+    logits[8, 7] = torch.nan
+    rows = rows_of(9)
+    rows.temperature[::2] = 0.0
+    wanted = torch.arange(9) % 3 == 0
+    before = logits.clone()
+    ours = NativeOps(variant=variant, threads=2).sample(logits, rows, changes(vocab), want_logprob=wanted, n_top=n_top)
+    theirs = sample(logits, rows, changes(vocab), want_logprob=wanted, n_top=n_top)
+    assert torch.equal(logits.nan_to_num(), before.nan_to_num())
+    assert torch.equal(ours.failed, theirs.failed)
+    assert ours.failed.tolist() == [False] * 5 + [True, False, False, True]
+    good = ~ours.failed
+    assert torch.equal(ours.tokens[good], theirs.tokens[good])
+    same_report(ours, theirs, good)
+
+
+def same_report(ours: Samples, theirs: Samples, rows: torch.Tensor) -> None:
+    assert torch.equal(ours.top_ids[rows], theirs.top_ids[rows])
+    for name in ("logprobs", "top_logprobs"):
+        mine, yours = getattr(ours, name)[rows], getattr(theirs, name)[rows]
+        torch.testing.assert_close(mine, yours, atol=2e-5, rtol=1e-5, equal_nan=True)
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_given_tokens_are_reported_like_drawn_ones(variant: str) -> None:
+    logits = torch.randn(5, 700) * 6
+    logits[2] = logits[2].masked_fill(torch.arange(700) % 2 == 0, -torch.inf)
+    tokens, wanted = torch.tensor([0, 699, 2, 3, 4]), torch.tensor([True, True, True, False, True])
+    ours = NativeOps(variant=variant, threads=2).report(logits, tokens, wanted, 5)
+    for mine, yours in zip(ours, report(logits, tokens, wanted, 5), strict=True):
+        torch.testing.assert_close(mine, yours, atol=2e-5, rtol=1e-5, equal_nan=True)
+
+
+def test_more_tops_than_tokens_and_equal_logits() -> None:
+    sampled = NativeOps(threads=1).sample(torch.zeros(1, 3), rows_of(1, temperature=0.0), n_top=5)
+    assert sampled.tokens.tolist() == [0]
+    assert sampled.top_ids.tolist() == [[0, 1, 2, -1, -1]]
+    assert sampled.top_logprobs[0, 3:].isnan().all()
+
+
+def test_a_change_outside_the_vocabulary_is_refused() -> None:
+    wrong = Adjust(sample=0, add_ids=np.array([10]), add_values=np.array([1.0], np.float32))
+    with pytest.raises(RuntimeError, match="token 10 of a vocabulary of 10"):
+        NativeOps(threads=1).sample(torch.zeros(1, 10), rows_of(1), [(0, wrong)])
