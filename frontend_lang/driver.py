@@ -50,7 +50,6 @@ class Driver:
         self.fresh = True  # nothing read yet: raw text starts with the model's bos
         self.roles: tuple[str, ...] = ()
         self.steps: deque[Step] = deque()
-        self.parent_id: str | None = None
         self.start: asyncio.Future[Snapshot] | None = None  # a fork point of the parent
         self.in_role: str | None = None
         self.reopen: str | None = None  # the role a tool's result interrupted
@@ -307,10 +306,12 @@ class Driver:
         )
 
     def _hints(self, returning: bool) -> Hints:
+        program = self.run.id if self.branch == "main" else f"{self.run.id}/{self.branch}"
+        family = self.run.family = self.run.family or program
         following = next((s.node for s in self.steps if not isinstance(s.node, Text | RoleOpen | RoleClose)), None)
         return Hints(
-            program_id=self.run.id,
-            parent_id=self.parent_id,
+            program_id=program,  # a branch's own, so that its end condemns its private tail and nothing else
+            parent_id=family if family != program else None,
             expected_fanout=len(following.names) if isinstance(following, Fork) else 0,
             expect_return_s=self.run.tool_wait_s if returning else None,
             final=following is None and self.run.body_done and not returning,

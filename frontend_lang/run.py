@@ -44,6 +44,7 @@ class Run:
         self.seed = seed
         self.deadline = deadline
         self.body_done = False
+        self.family: str | None = None  # the program id of the first request: what all others are booked to
         self.tool_wait_s = 1.0  # how long the last tool took: a hint
         self.told: list[BaseException] = []  # errors the user has seen
         self.fork_spans: dict[str, int] = {}

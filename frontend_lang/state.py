@@ -236,7 +236,6 @@ class State:
         children = [self._run.new_state(name, parent=self) for name in full]
         for child, future in zip(children, futures, strict=True):
             child._driver.start = future
-            child._driver.parent_id = self.name
         return Branches(self, children, labels, deadline)
 
     # ---- inside -------------------------------------------------------------------------------------------

@@ -35,7 +35,9 @@ def test_siblings_travel_in_one_message_and_say_how_many_they_are(backend: FakeB
     assert len(result.value) == 4
     assert [len(message) for message in backend.messages] == [1, 4]
     assert backend.requests[0].hints.expected_fanout == 4
-    assert {request.hints.parent_id for request in backend.messages[1]} == {"main"}
+    (first,), rest = backend.messages
+    assert {request.hints.parent_id for request in rest} == {first.hints.program_id}
+    assert len({request.hints.program_id for request in rest}) == 4
 
 
 @pytest.mark.parametrize("text", [None, ""])

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import io
 import itertools
+import sys
 from typing import Any, Literal
 
 import numpy as np
@@ -12,7 +14,9 @@ import pydantic
 import pytest
 
 import ramet as rt
+from frontend_lang.context import Context
 from frontend_lang.errors import IncompleteValue, InvalidPiece
+from frontend_lang.ir import Text
 from runtime.messages import unpack_ids
 from tests.lang.fake import WORDS, FakeBackend
 
@@ -324,3 +328,46 @@ def test_whatever_was_generated_is_sent_on_unchanged(backend: FakeBackend) -> No
     for earlier, later in itertools.pairwise(prompts):
         assert np.array_equal(earlier, later[: len(earlier)])
     assert not any(made and made in text for made in backend.generated for text in backend.encoded)
+
+
+def test_tokens_that_change_after_they_were_read_are_counted(
+    backend: FakeBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """None ever does; the counter would say so."""
+
+    @rt.function
+    def program(s: rt.State) -> None:
+        for turn in range(3):
+            s.user(f"turn {turn}")
+            s.assistant(rt.gen("a"))
+            s["a"]
+
+    assert program.run(backend).totals.retokenised == 0
+    commit = Context.commit
+
+    async def careless(self: Context) -> Any:
+        ids = await commit(self)
+        ids[-40:] = type(ids)("i", await self._codec.encode([Text(self.text[-40:])]))
+        return ids
+
+    monkeypatch.setattr(Context, "commit", careless)
+    assert program.run(FakeBackend()).totals.retokenised > 0
+
+
+def test_a_batch_shows_its_progress(backend: FakeBackend, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    @rt.function
+    def ask(s: rt.State, i: int) -> None:
+        s += f"item {i}"
+        s += rt.gen("a")
+
+    monkeypatch.setattr("sys.stderr", Terminal())
+    ask.run_batch(backend, range(5))
+    assert "ask" in sys.stderr.getvalue()  # type: ignore[attr-defined]
+    assert "5/5" in sys.stderr.getvalue()  # type: ignore[attr-defined]
+    monkeypatch.setattr("sys.stderr", Terminal())
+    ask.run_batch(backend, range(5), progress=False)
+    assert sys.stderr.getvalue() == ""  # type: ignore[attr-defined]
