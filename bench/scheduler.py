@@ -25,7 +25,7 @@ from runtime.scheduler.stats import Recent
 from runtime.step import Runner, StepPlan
 
 PROMPT, PAGE = 500, 16
-STEPS, WARM_UP = 600, 100
+ROUNDS, STEPS, WARM_UP = 3, 300, 100
 
 
 def submit(rid: str, tokens: Iterable[int], max_tokens: int) -> Submit:
@@ -70,19 +70,25 @@ def drop(message: FromScheduler) -> None:
 
 
 def plan_and_commit(rows: int, waiting: int = 0) -> tuple[float, float]:
-    """(median, best decile) CPU seconds of plan + commit of a decode step."""
+    """(median, best decile) CPU seconds of plan + commit of a decode step, in the best of ROUNDS rounds.
+
+    CPU time too grows while others use the caches and the memory, hence the rounds.
+    """
     scheduler = decode_world(rows, waiting)
     stats = scheduler.state.stats
-    sums = []
+    found = []
     gc.collect()
     gc.freeze()
-    for _ in range(STEPS):
-        stats.plan_s, stats.commit_s = Recent(), Recent()
-        scheduler.step()
-        sums.append(stats.plan_s.total + stats.commit_s.total)
+    for _ in range(ROUNDS):
+        sums = []
+        for _ in range(STEPS):
+            stats.plan_s, stats.commit_s = Recent(), Recent()
+            scheduler.step()
+            sums.append(stats.plan_s.total + stats.commit_s.total)
+        sums.sort()
+        found.append((sums[len(sums) // 2], sums[len(sums) // 10]))
     gc.unfreeze()
-    sums.sort()
-    return sums[len(sums) // 2], sums[len(sums) // 10]
+    return min(found)
 
 
 def print_plan_and_commit() -> None:
@@ -206,18 +212,20 @@ def print_overlap(model: str, rows: int, n_new: int, trace: str | None) -> None:
 
     print(f"\nOverlap: {model}, {rows} streams of {n_new} tokens, CPU executor")
     print(f"{'':>8} {'tokens/s':>9} {'device idle':>12} {'plan ms':>8} {'commit ms':>10} {'gil-free':>9}")
-    speeds = []
-    for overlap in (False, True):
-        runner = load_runner(EngineConfig(model=model, kv_pool_tokens=rows * (n_new + 64), max_running=rows))
-        serve(runner, overlap, rows, 4, None)  # warm-up
+    runner = load_runner(EngineConfig(model=model, kv_pool_tokens=rows * (n_new + 64), max_running=rows))
+    serve(runner, False, rows, 4, None)  # warm-up
+    best: dict[bool, dict[str, Any]] = {}
+    for overlap in (False, True) * ROUNDS:  # in turn, so that what else the machine does meets both
         got = serve(runner, overlap, rows, n_new, trace if overlap else None)
-        runner.close()
-        speeds.append(got["tokens"] / got["seconds"])
+        if overlap not in best or got["seconds"] < best[overlap]["seconds"]:
+            best[overlap] = got
+    runner.close()
+    for overlap, got in best.items():
         print(
-            f"{'on' if overlap else 'off':>8} {speeds[-1]:>9.1f} {got['device_idle_share']:>12.1%} "
+            f"{'on' if overlap else 'off':>8} {got['tokens'] / got['seconds']:>9.1f} {got['device_idle_share']:>12.1%} "
             f"{got['plan_s']['p50'] * 1e3:>8.2f} {got['commit_s']['p50'] * 1e3:>10.2f} {got['gil_free_share']:>9.1%}"
         )
-    print(f"on / off: {speeds[1] / speeds[0]:.3f}")
+    print(f"on / off: {best[False]['seconds'] / best[True]['seconds']:.3f} (best of {ROUNDS} rounds each)")
 
 
 def main() -> None:
