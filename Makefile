@@ -23,7 +23,7 @@ PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
 INSTALLED := $(VENV)/.installed-$(shell cat pyproject.toml constraints.txt | cksum | cut -d' ' -f1)
 COMPILED := $(VENV)/.compiled-$(shell cat constraints.txt kernels/build.py $(wildcard kernels/csrc/*) | cksum | cut -d' ' -f1)
 
-.PHONY: help install model demo test lint types unit soak clients bench serve clean
+.PHONY: help install model demo test lint types unit soak clients planner bench serve clean
 
 help:
 	@sed -n '1,4s/^# \{0,1\}//p' Makefile
@@ -98,8 +98,16 @@ $(CLIENTS_INSTALLED): $(INSTALLED)
 clients: model $(CLIENTS_INSTALLED)
 	PATH="$(abspath $(CLIENTS))/npm/node_modules/.bin:$$PATH" $(CLIENTS)/bin/python -m pytest tests/clients --timeout 900 $(ARGS)
 
+# FlashInfer's own planner and signatures, without a GPU. The package's wheel is 100 MB, so not part of `make test`;
+# needs nvcc (CUDA 13) on the path. PLANNER=... names a folder that has the package already.
+PLANNER ?= .planner
+
+planner: $(INSTALLED)
+	@[ -d $(PLANNER)/flashinfer ] || $(BIN)/python -c 'import pathlib; from bench.gpu_carry import fetch; fetch(pathlib.Path("$(PLANNER)"))'
+	PYTHONPATH=$(PLANNER) $(BIN)/python -m pytest -m planner -rs tests/kernels $(ARGS)
+
 bench: model
 	$(BIN)/ramet bench serve $(ARGS)
 
 clean:
-	rm -rf $(VENV) $(CLIENTS) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(CLIENTS) .planner build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import itertools
 import os
 import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +23,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from kernels.base import LayerSpec
+from kernels.base import AttnMeta, LayerSpec
 from kernels.flashinfer_plan import Call, FlashInferOptions, Planner, Shapes
 from tests.kernels.attention_cases import Problem, make_problem, oracle
 
 HEAD_DIM = 128
+CUT = 64  # keys of a chunk
 
 
 @contextlib.contextmanager
@@ -52,6 +55,7 @@ def build_planner(spec: Any) -> None:
     if spec.jit_library_path.exists():
         return
     environment = {name: value for name, value in os.environ.items() if name != "LD_PRELOAD"}
+    print("building", spec.name, flush=True)
     spec.write_ninja()
     targets = re.findall(r"^build (\S+\.o):", spec.ninja_path.read_text(), re.MULTILINE)
     is_decode = spec.name.startswith("batch_decode")
@@ -64,7 +68,9 @@ def build_planner(spec: Any) -> None:
 
 
 def planner(package: Any, *, invariant: bool, workspace_mib: int = 64) -> Planner:
-    options = FlashInferOptions(batch_invariant=invariant, split_tokens=64, workspace_bytes=workspace_mib << 20)
+    options = FlashInferOptions(
+        batch_invariant=invariant, split_tokens=CUT, workspace_bytes=workspace_mib << 20, split_bytes=8 << 20
+    )
     return Planner(package, torch.device("cpu"), options, Shapes(max_context=4096))
 
 
@@ -92,42 +98,102 @@ def prefill_tiles(inner: Any) -> list[tuple[int, int, int]]:
     return sorted({(int(rows[t]), int(kv[t]) * size, (int(kv[t]) + 1) * size) for t in range(padded) if valid[t]})
 
 
+def parts_of(problem: Problem, call: Call, first_row: int) -> list[tuple[int, int, int]]:
+    """(row, first key, number of keys) of each row of the call's wrapper."""
+    lengths = problem.meta.kv_lens.tolist()
+    if call.chunks is None:
+        n = len(call.wrapper._inner._paged_kv_last_page_len_buf)
+        return [(row, 0, lengths[row]) for row in range(first_row, first_row + n)]
+    parts, indptr = [], call.chunks.indptr.tolist()
+    for row, (begin, end) in enumerate(itertools.pairwise(indptr), start=first_row):
+        parts += [(row, CUT * nth, min(CUT, lengths[row] - CUT * nth)) for nth in range(end - begin)]
+    return parts
+
+
 def execute(problem: Problem, spec: LayerSpec, call: Call, tiles: list[tuple[int, int, int]], first_row: int) -> Tensor:
     """Partial attention over each tile's keys, merged row by row."""
-    group = spec.n_heads // spec.n_kv_heads
-    bounds = problem.meta.qo_indptr.tolist()
-    outs = torch.full((call.tokens.stop - call.tokens.start, spec.n_heads, spec.head_dim), torch.nan).double()
-    for row in sorted({row for row, _, _ in tiles}):
-        begin, end = bounds[first_row + row], bounds[first_row + row + 1]
-        q = problem.q[begin:end].double()
-        keys, values = problem.keys[first_row + row].double(), problem.values[first_row + row].double()
-        value, total = torch.zeros_like(q), torch.zeros(q.shape[:2], dtype=torch.float64)
-        seen = torch.zeros(len(keys), dtype=torch.long)
-        for _, start, stop in (tile for tile in tiles if tile[0] == row):
-            seen[start:stop] += 1
-            k, v = (part[start:stop].repeat_interleave(group, dim=1) for part in (keys, values))
+    group, bounds = spec.n_heads // spec.n_kv_heads, problem.meta.qo_indptr.tolist()
+    n_tokens = call.tokens.stop - call.tokens.start
+    mixed = torch.zeros(n_tokens, spec.n_heads, spec.head_dim, dtype=torch.float64)
+    total = torch.zeros(n_tokens, spec.n_heads, dtype=torch.float64)
+    for at, (row, first, n_keys) in enumerate(parts_of(problem, call, first_row)):
+        tokens = slice(bounds[row] - call.tokens.start, bounds[row + 1] - call.tokens.start)
+        q, n_seen = problem.q[bounds[row] : bounds[row + 1]].double(), torch.zeros(n_keys, dtype=torch.long)
+        position = torch.arange(len(problem.keys[row]) - len(q), len(problem.keys[row]))[:, None, None]
+        for _, start, stop in (tile for tile in tiles if tile[0] == at):
+            begin, end = first + start, first + min(stop, n_keys)
+            n_seen[start:stop] += 1
+            rows_of = (problem.keys[row], problem.values[row])
+            k, v = (part[begin:end].double().repeat_interleave(group, dim=1) for part in rows_of)
             weight = torch.exp(torch.einsum("qhd,khd->qhk", q, k) * spec.scale)
-            position = torch.arange(len(keys) - len(q), len(keys))[:, None, None]
-            weight = weight * (torch.arange(start, start + len(k)) <= position)
-            value += torch.einsum("qhk,khd->qhd", weight, v)
-            total += weight.sum(-1)
-        assert (seen == 1).all(), f"row {row}: keys are covered {seen.unique().tolist()} times"
-        outs[begin - call.tokens.start : end - call.tokens.start] = value / total.unsqueeze(-1)
-    return outs
+            weight = weight * (torch.arange(begin, end) <= position)
+            mixed[tokens] += torch.einsum("qhk,khd->qhd", weight, v)
+            total[tokens] += weight.sum(-1)
+        assert (n_seen == 1).all(), f"row {row}: keys are covered {n_seen.unique().tolist()} times"
+    return mixed / total.unsqueeze(-1)
 
 
-def check(package: Any, group: int, page_size: int, *, invariant: bool, lens: list[tuple[int, int]], seed: int) -> int:
+def tiles_of(call: Call) -> list[tuple[int, int, int]]:
+    inner: Any = call.wrapper._inner
+    on_cores = type(inner).__name__.startswith("BatchDecode") and not inner.use_tensor_cores
+    return (decode_tiles if on_cores else prefill_tiles)(inner)
+
+
+def check(
+    package: Any,
+    group: int,
+    page_size: int,
+    *,
+    invariant: bool,
+    lens: list[tuple[int, int]],
+    seed: int,
+    workspace_mib: int = 64,
+) -> int:
     """Plan a step, execute its tiles, compare. Returns the number of tiles."""
     spec = LayerSpec(2 * group, 2, HEAD_DIM, HEAD_DIM**-0.5)
     problem = make_problem(spec, lens, page_size, seed=seed)
     exact, n_tiles, row = oracle(problem, spec), 0, 0
-    for call in planner(package, invariant=invariant).step(problem.meta, spec):
-        inner: Any = call.wrapper._inner
-        on_cores = type(inner).__name__.startswith("BatchDecode") and not inner.use_tensor_cores
-        tiles = (decode_tiles if on_cores else prefill_tiles)(inner)
+    for call in planner(package, invariant=invariant, workspace_mib=workspace_mib).step(problem.meta, spec):
+        tiles = tiles_of(call)
         torch.testing.assert_close(execute(problem, spec, call, tiles, row), exact[call.tokens], atol=1e-6, rtol=1e-6)
-        n_tiles, row = n_tiles + len(tiles), row + len(inner._paged_kv_last_page_len_buf)
+        n_tiles, row = n_tiles + len(tiles), parts_of(problem, call, row)[-1][0] + 1
     return n_tiles
+
+
+def check_captured_cuts(package: Any) -> None:
+    """A captured step of a fixed number of chunks: whatever the lengths, nothing is split and the tiles are right."""
+    spec = LayerSpec(6, 2, HEAD_DIM, 0.1)
+    plans, inner = planner(package, invariant=True), None
+    for seed, lens in enumerate([[(1, 130), (1, 5)], [(1, 64), (1, 300)], [(1, 1), (1, 2)]]):
+        problem = make_problem(spec, lens, 16, seed=seed)
+        call = plans.graph(with_spare(plans, problem.meta, 8), spec)
+        assert call.chunks is not None
+        inner = inner or call.wrapper._inner
+        assert call.wrapper._inner is inner
+        assert inner._plan_info[14] == 0  # split_kv: frozen into the graph
+        tiles = [tile for tile in tiles_of(call) if tile[0] < int(call.chunks.indptr[-1])]
+        torch.testing.assert_close(execute(problem, spec, call, tiles, 0), oracle(problem, spec), atol=1e-6, rtol=1e-6)
+
+
+def with_spare(plans: Planner, meta: AttnMeta, n_chunks: int) -> AttnMeta:
+    """The step with scratch pages up to so many chunks."""
+    spare = n_chunks - plans.chunks_of(meta.kv_indptr, meta.page_size, [LayerSpec(6, 2, HEAD_DIM, 0.1)])
+    return replace(meta, kv_indices=torch.cat([meta.kv_indices, torch.zeros(spare, dtype=torch.int32)]))
+
+
+def check_why_we_cut(package: Any) -> None:
+    """FlashInfer's own fixed split does not hold in a captured step: long rows make more tiles than it has room for."""
+    spec = LayerSpec(6, 2, HEAD_DIM, 0.1)
+    plans = planner(package, invariant=True)
+    inner: Any = plans.graph(make_problem(spec, [(1, 5)], 16).meta, spec).wrapper._inner
+    meta = make_problem(spec, [(1, 3000)], 16).meta
+    sizes = (spec.n_heads, spec.n_kv_heads, spec.head_dim, 16)
+    fails(
+        lambda: inner.plan(
+            meta.kv_indptr, meta.kv_indices, meta.last_page_len, *sizes, fixed_split_size=1, q_data_type=torch.bfloat16
+        ),
+        "new batch size should not exceed padded batch size",
+    )
 
 
 def check_buffers(package: Any, invariant: bool) -> None:
@@ -141,7 +207,7 @@ def check_buffers(package: Any, invariant: bool) -> None:
     assert torch.equal(inner._paged_kv_indices_buf[:n], problem.meta.kv_indices)
     assert torch.equal(inner._paged_kv_last_page_len_buf, problem.meta.last_page_len)
     held = inner._paged_kv_indices_buf.data_ptr()
-    again = make_problem(spec, [(1, 70), (1, 2), (1, 33)], 16, seed=1)
+    again = make_problem(spec, [(1, 60), (1, 2), (1, 33)], 16, seed=1)
     assert plans.graph(again.meta, spec).wrapper._inner is inner
     assert inner._paged_kv_indices_buf.data_ptr() == held
     fails(lambda: inner.plan(torch.tensor([0, 1], dtype=torch.int32), *[torch.ones(1, dtype=torch.int32)] * 2,
@@ -183,7 +249,11 @@ def main(part: str) -> None:
         else:
             for seed, (group, page) in enumerate([(1, 16), (3, 1), (7, 16), (8, 4)]):
                 check(package, group, page, invariant=True, lens=random_lens(rng, decode=False), seed=seed)
+            many = [(q, 900 + q) for q in (60, 100, 7, 60, 100)]  # partial results that do not fit together
+            assert check(package, 3, 16, invariant=True, lens=many, seed=9, workspace_mib=16) > 50
             check_buffers(package, invariant=True)
+            check_captured_cuts(package)
+            check_why_we_cut(package)
     print("ok", part)
 
 
