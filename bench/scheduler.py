@@ -1,9 +1,9 @@
 """Measures of the scheduling loop, without a model: `python -m bench.scheduler`.
 
-Plan and commit: this thread's CPU time of one step at 1 to 1024 decode rows, alone and with 10 000 requests waiting.
-The fake device is not timed; the first steps warm up. Interference: what a burst of two 4k-token prompts does to the inter-token latency of
-running streams, on a virtual clock with a linear device. Overlap (`--overlap`, needs the embedded model): the
-real engine with and without it.
+Plan and commit: this thread's CPU time of one step at 1 to 1024 decode rows, alone and with 10 000 requests
+waiting; the fake device is not timed, the first steps warm up. Interference: what a burst of two 4k-token prompts
+does to the inter-token latency of running streams, on a virtual clock with a linear device. Overlap (`--overlap`,
+needs the embedded model): the real engine with and without it.
 """
 
 from __future__ import annotations
