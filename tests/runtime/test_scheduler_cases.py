@@ -158,12 +158,12 @@ def test_several_long_prompts_progress_together_from_a_rotating_start() -> None:
 
 
 def test_a_short_warm_request_overtakes_the_ingest_of_long_ones() -> None:
-    world = World(n_pages=4096, page_size=16, context_length=16384, max_step_tokens=512, chunk_tokens=256, audit=False)
+    world = World(n_pages=8192, page_size=16, context_length=17000, max_step_tokens=512, chunk_tokens=256, audit=False)
     warm = ids(200)
     world.ask("first", warm, max_tokens=1)
     world.run()
     for i in range(6):
-        world.ask(f"long{i}", ids(8000, start=9 * i), max_tokens=1)
+        world.ask(f"long{i}", ids(16_000, start=9 * i), max_tokens=1)
     world.turn(4)
     world.ask("short", [*warm, 3, 4, 5], max_tokens=1)
     turns = 0

@@ -137,6 +137,21 @@ def test_an_abort_after_any_of_16_chunks_restores_the_pool(overlap: bool, everyt
         assert finish.reason == "abort"
 
 
+@BOTH
+def test_what_an_aborted_request_had_computed_stays_in_the_tree(overlap: bool) -> None:
+    world = World(overlap=overlap, context_length=1024, page_size=16, n_pages=80, chunk_tokens=64)
+    world.ask("a", ids(1000), max_tokens=9)
+    world.turn(5)
+    done = int(world.state.rows.done[world.state.live["a"].slot])
+    assert done > 100
+    world.abort("a")
+    world.run()
+    world.ask("b", ids(1000), max_tokens=1)
+    usage = world.run().said["b"].usage
+    assert usage is not None
+    assert usage.cached_tokens >= done
+
+
 def test_counting_up_for_ever_stops_at_a_context_of_256() -> None:
     world = World(context_length=256, n_pages=128)
     world.ask("a", ids(9), max_tokens=1000)
