@@ -129,6 +129,7 @@ class Answer:
             params.stop,
             params.skip_special_tokens,
             params.include_stop_str,
+            params.stop_regex,
         )
 
     def _text(self, ids: tuple[int, ...], finish: Finish | None) -> str:

@@ -34,6 +34,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     seed: int | None = None
     stop: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
+    stop_regex: tuple[str, ...] = ()  # expressions that stop as strings do, at the first end of a match
     ignore_eos: bool = False
     include_stop_str: bool = False
     skip_special_tokens: bool = True
@@ -70,6 +71,15 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         self._validate_bias(vocab_size)
         self._validate_stops(vocab_size)
 
+    def _validate_regexes(self) -> None:
+        from runtime.text.stop_regex import automaton
+
+        if not isinstance(self.stop_regex, tuple) or not all(isinstance(text, str) for text in self.stop_regex):
+            raise InvalidRequest("stop_regex must be an expression or a list of them.", param="stop_regex")
+        if len(self.stop_regex) > MAX_STOPS:
+            raise InvalidRequest(f"At most {MAX_STOPS} expressions may stop an answer.", param="stop_regex")
+        automaton(tuple(dict.fromkeys(self.stop)), self.stop_regex)
+
     def _validate_bias(self, vocab_size: int) -> None:
         if not isinstance(self.logit_bias, dict):
             raise InvalidRequest("logit_bias must map token ids to numbers.", param="logit_bias")
@@ -97,6 +107,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
             )
         for token in self.stop_token_ids:
             _check_token("stop_token_ids", token, vocab_size)
+        if self.stop_regex:
+            self._validate_regexes()
 
 
 def _is_int(value: object) -> bool:

@@ -19,7 +19,7 @@ Prompt: TypeAlias = str | Sequence[int] | Sequence[Mapping[str, Any]]
 
 MAX_ID = 2**31 - 1
 SAMPLING_NAMES = frozenset(SamplingParams.__struct_fields__)
-SEQUENCES = ("stop", "stop_token_ids")
+SEQUENCES = ("stop", "stop_token_ids", "stop_regex")
 GRAMMARS = ("json_schema", "regex", "ebnf", "choices", "json_object")
 
 

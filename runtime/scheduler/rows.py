@@ -160,6 +160,7 @@ def needs_care(request: Request, p: SamplingParams) -> bool:
     return bool(
         request.grammar is not None
         or p.stop
+        or p.stop_regex
         or p.stop_token_ids
         or p.logprobs
         or p.needs_last_token

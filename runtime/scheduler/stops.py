@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from runtime.params import SamplingParams
+from runtime.text.stop_regex import StopScanner
 from runtime.text.stops import find_stop
 
 
@@ -31,12 +32,14 @@ class StopMatcher:
     keep: int  # bytes a future match may reach back
     tail: bytes = b""
     sizes: tuple[int, ...] = ()  # bytes of each of the last tokens, together at least the tail
+    scanner: StopScanner | None = None  # in place of `stops`, where expressions are among them
 
     @classmethod
     def of(cls, params: SamplingParams, eos_ids: frozenset[int]) -> StopMatcher:
         stops = tuple(dict.fromkeys(stop.encode() for stop in params.stop))
         keep = max((len(s) for s in stops), default=1) - 1
-        return cls(stops, frozenset(params.stop_token_ids), eos_ids, keep)
+        scanner = StopScanner(dict.fromkeys(params.stop), params.stop_regex) if params.stop_regex else None
+        return cls(stops, frozenset(params.stop_token_ids), eos_ids, keep, scanner=scanner)
 
     def push(self, token: int, data: bytes, *, count_strings: bool = True) -> Stop | None:
         """The stop that `token`, whose visible bytes are `data`, completes. `count_strings`: False below min_tokens."""
@@ -44,6 +47,8 @@ class StopMatcher:
             return Stop(token, 1)
         if token in self.eos_ids:
             return Stop(None, 1)
+        if self.scanner is not None:
+            return self._scan(self.scanner, data, count_strings)
         if not self.stops:
             return None
         text = self.tail + data
@@ -53,6 +58,14 @@ class StopMatcher:
             return Stop(hit.stop.decode(), _tokens_after(sizes, len(text) - hit.start))
         self.tail = text[max(0, len(text) - self.keep) :] if self.keep else b""
         self.sizes = _cover(sizes, len(self.tail))
+        return None
+
+    def _scan(self, scanner: StopScanner, data: bytes, counts: bool) -> Stop | None:
+        sizes = (*self.sizes, len(data))
+        hit = scanner.feed(data, count=counts)
+        if hit is not None:
+            return Stop(hit.stop.decode(), _tokens_after(sizes, scanner.n_bytes - hit.start))
+        self.sizes = _cover(sizes, scanner.n_bytes - scanner.held_from)
         return None
 
 

@@ -199,8 +199,6 @@ def _score_from(start: int | None, params: SamplingParams, n_prompt: int) -> int
 
 
 def _params(sampling: NativeSampling, logprobs: bool, top: int) -> SamplingParams:
-    if sampling.stop_regex:
-        raise InvalidRequest("stop_regex is not supported; use stop or a regex grammar.", param="stop_regex")
     names = (
         ("temperature", "temperature"),
         ("top_p", "top_p"),
@@ -221,6 +219,7 @@ def _params(sampling: NativeSampling, logprobs: bool, top: int) -> SamplingParam
         **given,
         max_tokens=DEFAULT_MAX_NEW_TOKENS if limit is None else limit,
         stop=as_stops(sampling.stop),
+        stop_regex=as_stops(sampling.stop_regex),
         stop_token_ids=tuple(sampling.stop_token_ids or ()),
         logit_bias=as_logit_bias(sampling.logit_bias),
         include_stop_str=bool(sampling.no_stop_trim),

@@ -27,6 +27,7 @@ class SamplingFields(msgspec.Struct, kw_only=True):
     seed: int | None = None
     stop: str | list[str] | None = None
     stop_token_ids: list[int] | None = None
+    stop_regex: str | list[str] | None = None
     min_tokens: int | None = None
     ignore_eos: bool | None = None
     include_stop_str_in_output: bool | None = None
@@ -71,6 +72,7 @@ def sampling_params(
         max_tokens=max_tokens,
         stop=as_stops(fields.stop),
         stop_token_ids=tuple(fields.stop_token_ids or ()),
+        stop_regex=as_stops(fields.stop_regex),
         logit_bias=as_logit_bias(fields.logit_bias),
         include_stop_str=bool(fields.include_stop_str_in_output or fields.no_stop_trim),
         logprobs=logprobs,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import codecs
 from collections.abc import Collection, Iterable, Sequence
 
+from runtime.text.stop_regex import ScannedFilter
 from runtime.text.stops import StopFilter
 
 _decoder = codecs.getincrementaldecoder("utf-8")
@@ -27,13 +28,18 @@ class IncrementalDetokenizer:
         stops: Iterable[str] = (),
         skip_special: bool = True,
         include_stop: bool = False,
+        stop_regex: Sequence[str] = (),
     ) -> None:
         self._token_bytes = token_bytes
         self._size = len(token_bytes)
         self._hidden = special_ids if skip_special else frozenset()
         self._utf8 = _decoder("replace")
         stops = tuple(stops)
-        self._filter = StopFilter(stops, include_stop=include_stop) if stops else None
+        self._filter: StopFilter | ScannedFilter | None = None
+        if stop_regex:
+            self._filter = ScannedFilter(dict.fromkeys(stops), stop_regex, include_stop=include_stop)
+        elif stops:
+            self._filter = StopFilter(stops, include_stop=include_stop)
         self._half = _unfinished(b"".join(token_bytes[i] for i in prompt_tail_ids if 0 <= i < self._size))
 
     @property

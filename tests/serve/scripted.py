@@ -18,7 +18,7 @@ from runtime.execute.fake import fake_spec
 from runtime.generate import Generator
 from runtime.messages import Abort, Finish, Output, Submit, SubmitMany, TokenLogprob, Usage, unpack_ids
 from runtime.serve.app import create_app
-from runtime.text.stops import find_stop
+from runtime.text.stop_regex import StopScanner
 from runtime.text.tokenizer import Tokenizer
 from runtime.text.vocab import byte_alphabet
 
@@ -160,9 +160,10 @@ class ScriptedClient:
             return Finish(reason="stop")
         if said[-1] in params.stop_token_ids:
             return Finish(reason="stop", matched=said[-1])
-        if params.stop:
+        if params.stop or params.stop_regex:
             text = self.tokenizer.decode_bytes(said, skip_special=params.skip_special_tokens)
-            if (hit := find_stop(text, [stop.encode() for stop in params.stop])) is not None:
+            hit = StopScanner(params.stop, params.stop_regex).feed(text)
+            if hit is not None:
                 return Finish(reason="stop", matched=hit.stop.decode())
         return Finish(reason="length") if len(said) == params.max_tokens else None
 

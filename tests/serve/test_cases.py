@@ -228,3 +228,15 @@ async def test_each_key_is_a_tenant_of_its_own():
     one, two = (submit.namespace.salt for submit in served.client.submits)
     assert one != two
     assert "one" not in one
+
+
+@pytest.mark.parametrize("k", [1, 2, 5])
+@pytest.mark.parametrize("trim", [True, False])
+async def test_an_expression_stops_a_native_answer_where_a_string_would(k, trim):
+    served = serve(["order ", "4", "2", "!"], k=k)
+    sampling = {"stop_regex": ["[0-9]{2}", "zz+"], "stop": "never", "max_new_tokens": 50, "no_stop_trim": not trim}
+    async with served.http() as http:
+        whole = (await http.post("/generate", json={"text": "x", "sampling_params": sampling})).json()
+        refused = await http.post("/generate", json={"text": "x", "sampling_params": {"stop_regex": "("}})
+    assert whole["text"] == ("order " if trim else "order 42")
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "stop_regex")
