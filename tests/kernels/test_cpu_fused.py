@@ -141,3 +141,8 @@ def test_tokens_of_a_row_keep_their_bits_whatever_the_chunks() -> None:
     whole = run([0, 70])
     assert torch.equal(run([0, 1, 2, 33, 64, 70]), whole)
     assert torch.equal(run(list(range(71))), whole)
+
+
+def test_outputs_are_poisoned_before_a_kernel_writes_them() -> None:
+    assert torch.empty(64).isnan().all()
+    assert NativeOps(threads=1).rms_norm(torch.ones(1, 64), torch.ones(64), 0.0).isfinite().all()
