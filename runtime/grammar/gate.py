@@ -15,8 +15,10 @@ import msgspec
 
 from runtime.errors import InvalidRequest, RequestFailed
 from runtime.grammar.backends import BackendName, TextKind
+from runtime.grammar.prepare import Choice, Prepared
 from runtime.grammar.protocol import Vocabulary
 from runtime.grammar.worker import Job, Setup, Verdict, receive, send
+from runtime.messages import GrammarSpec
 
 START_TIMEOUT_S = 60.0
 
@@ -52,6 +54,11 @@ class Gate:
         with self._lock:
             self._prepare(backend)
 
+    @property
+    def running(self) -> bool:
+        """Whether there is a worker that needs not be started first."""
+        return bool(self._ready)
+
     def check(self, backend: BackendName, kind: TextKind, text: str, param: str) -> None:
         """Return if the grammar compiles in time and its masks are cheap; else raise InvalidRequest."""
         with self._lock:
@@ -59,9 +66,29 @@ class Gate:
             self._prepare(backend)
             verdict = self._ask(Job(backend=backend, kind=kind, text=text), self._timeout_s)
         if verdict is None:
-            message = f"{param}: the grammar takes longer than {self._timeout_s:g} s to compile."
-            raise GrammarTimeout(message, param=param, code="grammar_timeout")
+            raise self._late(param)
         _judge(verdict, backend, param)
+
+    def prepare(self, spec: GrammarSpec, choice: Choice, param: str) -> Prepared:
+        """Let the worker read the grammar too, which for a large one holds an interpreter for long; what it prepared
+        compiles in time and its masks are cheap. Raises InvalidRequest."""
+        first: BackendName = "llguidance" if choice == "llguidance" else "xgrammar"
+        with self._lock:
+            self.checks += 1
+            self._prepare(first)
+            verdict = self._ask(Job(backend=first, spec=spec, choice=choice), self._timeout_s)
+        if verdict is None:
+            raise self._late(param)
+        if verdict.outcome == "refused":
+            raise InvalidRequest(verdict.message, param=verdict.param)
+        _judge(verdict, verdict.backend or first, param)
+        assert verdict.backend is not None
+        assert verdict.kind is not None
+        return Prepared(verdict.backend, verdict.kind, verdict.text, cheap=True)
+
+    def _late(self, param: str) -> GrammarTimeout:
+        message = f"{param}: the grammar takes longer than {self._timeout_s:g} s to compile."
+        return GrammarTimeout(message, param=param, code="grammar_timeout")
 
     def close(self) -> None:
         self._closed = True
@@ -128,6 +155,7 @@ class Gate:
 
     def _kill(self) -> None:
         process, self._process = self._process, None
+        self._ready.clear()
         if process is None:
             return
         process.kill()

@@ -26,12 +26,14 @@ _CHEAP_LEAF = 400
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """What to compile and with which backend. `cheap`: known to compile and match fast, so it skips the gate."""
+    """What to compile and with which backend. `cheap`: known to compile and match fast, so it skips the gate.
+    `grammar`: what the text says, where it is ours."""
 
     backend: BackendName
     kind: TextKind
     text: str
     cheap: bool
+    grammar: Grammar | None = None
 
 
 def param_of(spec: GrammarSpec) -> str:
@@ -113,13 +115,13 @@ def _for_backend(grammar: Grammar, choice_of: Choice, limits: Limits, param: str
     _check_leaves(grammar, limits, param)
     try:
         if choice_of == "xgrammar":
-            return Prepared("xgrammar", "ebnf", to_ebnf(grammar, narrow=True), _cheap(grammar))
+            return Prepared("xgrammar", "ebnf", to_ebnf(grammar, narrow=True), _cheap(grammar), grammar)
         if choice_of == "auto":
             prepared = _ahead_of_time(grammar)
             if prepared is not None:
                 return prepared
         text = to_lark(grammar)
-        return Prepared("llguidance", "lark", text, len(text) <= _CHEAP_TEXT and _cheap(grammar))
+        return Prepared("llguidance", "lark", text, len(text) <= _CHEAP_TEXT and _cheap(grammar), grammar)
     except CannotPrint as error:
         other = "llguidance can" if choice_of == "xgrammar" else "no other backend is configured"
         at = f"JSON schema at '{error.where or '/'}'" if param == "response_format" else param
@@ -132,7 +134,7 @@ def _ahead_of_time(grammar: Grammar) -> Prepared | None:
         text = to_ebnf(grammar)
     except CannotPrint:
         return None
-    return Prepared("xgrammar", "ebnf", text, _cheap(grammar)) if len(text) <= _LARGE_TEXT else None
+    return Prepared("xgrammar", "ebnf", text, _cheap(grammar), grammar) if len(text) <= _LARGE_TEXT else None
 
 
 def _check_leaves(grammar: Grammar, limits: Limits, param: str) -> None:

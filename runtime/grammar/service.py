@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+import os
+import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -20,6 +22,8 @@ from runtime.grammar.gate import Gate, GrammarTimeout
 from runtime.grammar.limits import Limits
 from runtime.grammar.marker import MarkedCompiled, Marker
 from runtime.grammar.pieces import Pieces, packed_row
+from runtime.grammar.placed import PlacedMatcher
+from runtime.grammar.places import Atlas, atlas_of
 from runtime.grammar.prepare import Choice, Prepared, param_of, prepare
 from runtime.grammar.protocol import Compiled, Cursor, MaskRow, Vocabulary
 from runtime.messages import GrammarSpec
@@ -29,6 +33,10 @@ INVALID_TTL_S = 60.0
 TIMEOUT_TTL_S = 5.0  # long enough to stop a retry storm, short enough not to call a valid grammar invalid
 _MAX_NEGATIVE = 1024
 _PREPARED_BYTES = 16 << 20
+READ_HERE = 6 * 1024  # bytes of text that are read in a few milliseconds
+_NICENESS = 15
+_OBJECTS = 12  # bytes of a grammar's objects for one byte of its text
+ATLAS_BYTES = 256 << 10  # what the places of one grammar take, typically
 
 
 def vocabulary(
@@ -48,13 +56,16 @@ class CompiledGrammar:
     stop_row: MaskRow
     counters: Counters
     budget: MaskBudget
+    atlas: Atlas | None = None
 
     @property
     def n_bytes(self) -> int:
-        return self.template.n_bytes
+        return self.template.n_bytes + (ATLAS_BYTES if self.atlas is not None else 0)
 
     def cursor(self) -> Cursor:
-        return GrammarCursor(self.template.matcher(), self.stops, self.stop_row, self.counters, self.budget)
+        make = self.template.matcher
+        matcher = make() if self.atlas is None else PlacedMatcher(self.atlas, make)
+        return GrammarCursor(matcher, self.stops, self.stop_row, self.counters, self.budget)
 
 
 @dataclass(slots=True)
@@ -106,7 +117,10 @@ class CompileService:
         self._compiles = 0
         self._compile_s = 0.0
         self._timeouts = 0
-        self._lanes = [ThreadPoolExecutor(1, f"ramet-grammar-{name}") for name in ("fast", "gated")]
+        self._lanes = [
+            ThreadPoolExecutor(1, "ramet-grammar-fast"),
+            ThreadPoolExecutor(1, "ramet-grammar-gated", initializer=_give_way),
+        ]
 
     def warm(self) -> Future[Backend]:
         """Import the default backend in the background, so that the first request does not wait for it."""
@@ -114,6 +128,7 @@ class CompileService:
         with self._lock:
             if self._import is None:
                 self._import = self._lanes[1].submit(self._backend, name)
+                self._lanes[1].submit(self._gate.warm, name)
             return self._import
 
     def validate(self, spec: GrammarSpec) -> None:
@@ -171,7 +186,13 @@ class CompileService:
             _fail(future, RequestFailed("The engine is shutting down."))
 
     def _fly(self, spec: GrammarSpec, key: bytes) -> None:
-        """First leg, on the fast lane: check, print, and compile what needs no gate."""
+        """First leg, on the fast lane: check, print, and compile what needs no gate.
+
+        Large ones are not even read here: that would hold the interpreter against the scheduler's thread.
+        """
+        if len(spec.spec) > READ_HERE and spec.kind in ("json_schema", "choices") and self._gate.running:
+            self._lanes[1].submit(self._gated, spec, key, None)
+            return None
         try:
             prepared = self._at_hand(spec, self._prepare(spec, key))
         except RametError as error:
@@ -183,9 +204,15 @@ class CompileService:
         self._lanes[1].submit(self._gated, spec, key, prepared)
         return None
 
-    def _gated(self, spec: GrammarSpec, key: bytes, prepared: Prepared) -> None:
+    def _gated(self, spec: GrammarSpec, key: bytes, prepared: Prepared | None) -> None:
         try:
-            self._gate.check(prepared.backend, prepared.kind, prepared.text, param_of(spec))
+            if prepared is None:
+                choice: Choice = self._choice
+                if choice == "auto" and "xgrammar" not in self._backends:
+                    choice = "llguidance"
+                prepared = self._gate.prepare(spec, choice, param_of(spec))
+            else:
+                self._gate.check(prepared.backend, prepared.kind, prepared.text, param_of(spec))
         except RametError as error:
             return self._refuse(key, error)
         except Exception as error:
@@ -201,7 +228,8 @@ class CompileService:
             return self._refuse(key, InvalidRequest(f"{param}: {prepared.backend}: {error}", param=param))
         except Exception as error:
             return self._land(key, None, _internal(error))
-        compiled = CompiledGrammar(template, self._stops, self._stop_row, self._counters, self._budget)
+        atlas = atlas_of(prepared.grammar, self._vocab.token_bytes)
+        compiled = CompiledGrammar(template, self._stops, self._stop_row, self._counters, self._budget, atlas)
         with self._lock:
             self._compiles += 1
             self._compile_s += self._clock() - start
@@ -236,7 +264,7 @@ class CompileService:
         if prepared is None:
             prepared = prepare(spec, self._choice, self._limits)
             with self._lock:
-                self._prepared.put(key, prepared, len(prepared.text) + 200)
+                self._prepared.put(key, prepared, len(prepared.text) * _OBJECTS + 200)
         return prepared
 
     def _at_hand(self, spec: GrammarSpec, prepared: Prepared) -> Prepared:
@@ -263,6 +291,12 @@ class CompileService:
                 self._markers.clear()
             marker = self._markers.setdefault(spec.after, Marker(self._vocab, spec.after))
         return MarkedCompiled(compiled.cursor, marker, compiled.n_bytes)
+
+
+def _give_way() -> None:
+    """What the gate lets through may still compile for a second: not at the cost of the model's threads."""
+    if sys.platform == "linux":
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
 
 
 def _key(spec: GrammarSpec) -> bytes:

@@ -16,11 +16,15 @@ from typing import IO, Literal
 
 import msgspec
 
+from runtime.errors import InvalidRequest
 from runtime.grammar.backends import Backend, BackendError, BackendName, TextKind, make_backend
+from runtime.grammar.limits import Limits
 from runtime.grammar.pieces import Pieces
+from runtime.grammar.prepare import Choice, prepare
 from runtime.grammar.probe import walk
 from runtime.grammar.protocol import Vocabulary, mask_words
 from runtime.grammar.standins import import_xgrammar_alone
+from runtime.messages import GrammarSpec
 
 _LENGTH = struct.Struct("<I")
 
@@ -37,17 +41,26 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Job(msgspec.Struct, frozen=True, kw_only=True):
-    """`kind` None: only import the backend."""
+    """A text to compile and walk through; or, with `spec`, what to prepare first for one of `choice`. With neither:
+    only import the backend."""
 
     backend: BackendName
-    kind: TextKind | None
+    kind: TextKind | None = None
     text: str = ""
+    spec: GrammarSpec | None = None
+    choice: Choice = "auto"
 
 
 class Verdict(msgspec.Struct, frozen=True, kw_only=True):
-    outcome: Literal["ok", "ready", "invalid", "empty", "slow", "memory", "died"]
+    """`backend`, `kind` and `text`: what a spec was prepared to. `param`: of a spec that was refused."""
+
+    outcome: Literal["ok", "ready", "invalid", "empty", "slow", "memory", "died", "refused"]
     message: str = ""
     compile_s: float = 0.0
+    backend: BackendName | None = None
+    kind: TextKind | None = None
+    text: str = ""
+    param: str | None = None
 
 
 def send(stream: IO[bytes], message: msgspec.Struct) -> None:
@@ -66,7 +79,7 @@ def receive(stream: IO[bytes]) -> bytes | None:
     return data if len(data) == length else None
 
 
-_NICENESS = 10
+_NICENESS = 15
 MASK_LIMIT_S = 0.05
 WORST_MASK_S = 0.5
 
@@ -79,16 +92,40 @@ class _Judge:
         self._backends: dict[str, Backend] = {}
 
     def judge(self, job: Job) -> Verdict:
-        if job.backend not in self._backends:
-            if job.backend == "xgrammar":
-                import_xgrammar_alone()
-            self._backends[job.backend] = make_backend(job.backend, self._vocab, self._pieces)
-            _bound_memory(self._memory_bytes)
+        if job.spec is not None:
+            return self._prepare(job.spec, job.choice)
+        backend = self._backend(job.backend)
         if job.kind is None:
             return Verdict(outcome="ready")
+        return self._try(backend, job.kind, job.text)
+
+    def _backend(self, name: BackendName) -> Backend:
+        if name not in self._backends:
+            if name == "xgrammar":
+                import_xgrammar_alone()
+            self._backends[name] = make_backend(name, self._vocab, self._pieces)
+            _bound_memory(self._memory_bytes)
+        return self._backends[name]
+
+    def _prepare(self, spec: GrammarSpec, choice: Choice) -> Verdict:
+        """Read, normalise, print; compile what is not known to be cheap."""
+        try:
+            prepared = prepare(spec, choice, Limits())
+        except InvalidRequest as error:
+            return Verdict(outcome="refused", message=str(error), param=error.param)
+        except MemoryError:
+            return Verdict(outcome="memory")
+        verdict = Verdict(outcome="ok")
+        if not prepared.cheap:
+            verdict = self._try(self._backend(prepared.backend), prepared.kind, prepared.text)
+        if verdict.outcome != "ok":
+            return msgspec.structs.replace(verdict, backend=prepared.backend)
+        return msgspec.structs.replace(verdict, backend=prepared.backend, kind=prepared.kind, text=prepared.text)
+
+    def _try(self, backend: Backend, kind: TextKind, text: str) -> Verdict:
         start = time.perf_counter()
         try:
-            template = self._backends[job.backend].compile(job.kind, job.text)
+            template = backend.compile(kind, text)
             compile_s = time.perf_counter() - start
             found = walk(template, mask_words(self._vocab.vocab_size), self._vocab.stop_ids)
         except MemoryError:

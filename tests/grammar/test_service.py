@@ -14,6 +14,8 @@ import pytest
 from runtime.errors import InvalidRequest, RequestFailed
 from runtime.grammar import service as module
 from runtime.grammar.gate import Gate, GrammarTimeout
+from runtime.grammar.limits import Limits
+from runtime.grammar.prepare import prepare
 from runtime.grammar.protocol import Compiled, Vocabulary
 from runtime.grammar.service import CompileService
 from runtime.messages import GrammarSpec
@@ -36,6 +38,11 @@ class StubGate:
         self.open.wait(30)
         if self.error is not None:
             raise self.error
+
+    running = False
+
+    def warm(self, _: Any) -> None:
+        pass
 
     def close(self) -> None:
         self.open.set()
@@ -194,6 +201,32 @@ def test_the_worker_passes_what_is_fine(gate: Gate) -> None:
 def test_the_worker_refuses_what_is_not(gate: Gate, text: str, why: str) -> None:
     with pytest.raises(InvalidRequest, match=why):
         gate.check("xgrammar", "ebnf", text, "ebnf")
+
+
+def test_the_worker_reads_large_grammars_too(gate: Gate) -> None:
+    """Same text, same refusal as in this process, which is left alone meanwhile."""
+    props = {f"field_{i}": {"type": "string", "maxLength": 9} for i in range(300)}
+    spec = schema_spec({"type": "object", "properties": props, "required": list(props)})
+    found, own = gate.prepare(spec, "auto", "response_format"), prepare(spec, "auto", Limits())
+    assert (found.backend, found.kind, found.text) == (own.backend, own.kind, own.text)
+    with pytest.raises(InvalidRequest, match="at '/properties/x/type'") as caught:
+        gate.prepare(schema_spec({"properties": {**props, "x": {"type": "no"}}}), "auto", "response_format")
+    assert caught.value.param == "response_format"
+
+
+def test_a_large_grammar_goes_to_the_worker_where_there_is_one(vocab: Vocabulary) -> None:
+    service = CompileService(vocab, "llguidance")
+    try:
+        service.warm().result(60)
+        service._lanes[1].submit(lambda: None).result(60)  # the worker is there
+        words = [f"word number {i}" for i in range(600)]
+        future = service.compile_async(GrammarSpec(kind="choices", spec=json.dumps(words)))
+        cursor = future.result(60).cursor()
+        assert service.stats()["gate_checks_total"] == 1
+        assert all(cursor.accept(token) for token in service._pieces.split(b"word number 599"))
+        assert cursor.done
+    finally:
+        service.close()
 
 
 def test_a_hanging_compilation_is_killed_and_the_next_one_works(vocab: Vocabulary) -> None:

@@ -1,0 +1,87 @@
+"""What an engine said of a place is said again wherever the same texts may follow, and nowhere else."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import numpy as np
+import pytest
+
+from runtime.grammar.backends import BackendName
+from runtime.grammar.limits import Limits
+from runtime.grammar.places import _characters
+from runtime.grammar.prepare import prepare
+from runtime.messages import GrammarSpec
+from tests.grammar.keywords import ROWS, Row
+from tests.grammar.toolkit import Toolkit, schema_spec
+
+BACKENDS = pytest.mark.parametrize("backend", ["xgrammar", "llguidance"])
+SHORT = {"type": "string", "maxLength": 5}
+SHAPES: dict[str, Any] = {
+    "bounded strings": {"type": "object", "properties": {"a": SHORT, "b": SHORT}, "required": ["a", "b"]},
+    "list": {"type": "array", "items": {"type": "integer", "maximum": 30}, "minItems": 2, "maxItems": 6},
+    "tree": {
+        "$defs": {"n": {"type": "object", "properties": {"v": {"enum": ["x", "xy"]}, "n": {"$ref": "#/$defs/n"}}}},
+        "$ref": "#/$defs/n",
+    },
+    "pattern": {"type": "string", "pattern": "^(ab?c|é+x|[a-f]{2,4})*$", "maxLength": 9},
+    "any": {},
+    "union": {"anyOf": [{"type": "integer"}, {"const": "12"}, {"type": "array", "items": {"type": "boolean"}}]},
+}
+
+
+def walk_beside(kit: Toolkit, spec: GrammarSpec, backend: BackendName, n_walks: int, n_tokens: int = 40) -> None:
+    """Random walks, each beside a matcher of the engine that knows no other walk."""
+    compiled: Any = kit.compile(spec, backend)
+    assert compiled.atlas is not None
+    row, bare = np.zeros(kit.n_words, np.int32), np.zeros(kit.n_words, np.int32)
+    for seed in range(n_walks):
+        chooser = random.Random(seed)
+        cursor, alone = compiled.cursor(), compiled.template.matcher()
+        for _ in range(n_tokens):
+            row[:], bare[:] = -1, -1
+            limited = cursor.fill(row)
+            assert alone.mask(bare) == limited
+            assert (row == bare).all()
+            assert cursor.can_stop == alone.complete
+            if not alone.complete:
+                assert cursor.forced_tokens(64) == alone.forced(64)
+            ids = np.flatnonzero(np.unpackbits(row.view(np.uint8), bitorder="little")).tolist()
+            ids = [t for t in ids if t not in kit.vocab.stop_ids]
+            if not ids:
+                break
+            token = min(chooser.sample(ids, min(3, len(ids))))  # low ids are short pieces: walks meet again
+            assert cursor.accept(token)
+            assert alone.advance(token)
+
+
+@BACKENDS
+@pytest.mark.parametrize("shape", SHAPES)
+def test_masks_and_forced_tokens_are_the_engines_own(kit: Toolkit, backend: BackendName, shape: str) -> None:
+    if (backend, shape) != ("xgrammar", "pattern"):  # which it refuses
+        walk_beside(kit, schema_spec(SHAPES[shape]), backend, n_walks=8)
+
+
+@pytest.mark.parametrize("row", ROWS[::3], ids=str)
+def test_the_same_for_every_kind_of_keyword(kit: Toolkit, row: Row) -> None:
+    spec = schema_spec(row.schema)
+    backend = prepare(spec, "auto", Limits()).backend
+    compiled: Any = kit.compile(spec, backend)
+    if compiled.atlas is not None:
+        walk_beside(kit, spec, backend, n_walks=2, n_tokens=25)
+
+
+@pytest.mark.parametrize(
+    ("data", "whole", "rest"),
+    [
+        (b"ab", "ab", b""),
+        (b"", "", b""),
+        ("aé".encode()[:-1], "a", b"\xc3"),
+        ("😀".encode()[:3], "", "😀".encode()[:3]),
+        (b"a\xff", None, b""),
+        (b"\x80", None, b""),
+    ],
+)
+def test_cut_characters_wait(data: bytes, whole: str | None, rest: bytes) -> None:
+    assert _characters(data) == (whole, rest)
