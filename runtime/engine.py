@@ -76,7 +76,13 @@ class Engine:
         self.tokenizer = parts.tokenizer
         self.chat_renderer = ChatRenderer(parts.tokenizer)
         self._client = LocalClient(parts.scheduler, stall_s=parts.config.stall_s)
-        self.generator = Generator(self._client, parts.tokenizer, self.spec, parts.config)
+        self.generator = Generator(
+            self._client,
+            parts.tokenizer,
+            self.spec,
+            parts.config,
+            check_grammar=parts.grammar.validate if parts.grammar is not None else None,
+        )
         self._loop = _new_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="ramet-engine", daemon=True)
         self._thread.start()

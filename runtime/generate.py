@@ -19,7 +19,8 @@ from runtime.client import Health, SchedulerClient, is_last
 from runtime.config import EngineConfig
 from runtime.delta import Answer, Completion, Delta, Gathered, TextTables, error_of
 from runtime.errors import InvalidRequest, RametError, Unavailable
-from runtime.messages import Abort, Output, Submit, SubmitMany
+from runtime.grammar.door import GrammarDoor
+from runtime.messages import Abort, GrammarSpec, Output, Submit, SubmitMany
 from runtime.params import MAX_N, shown
 from runtime.step import ModelSpec
 from runtime.validate import Limits, validate_submit
@@ -41,14 +42,17 @@ class Generator:
         config: EngineConfig,
         *,
         pool_tokens: int | None = None,
+        check_grammar: Callable[[GrammarSpec], None] | None = None,
     ) -> None:
-        """`tokenizer` has at least what TextTables names; `pool_tokens` is the KV pool's size where it is known."""
+        """`tokenizer` has at least what TextTables names; `pool_tokens` is the KV pool's size where it is known.
+        `check_grammar`: the static check of the grammar service, where it is in this process."""
         self.client = client
         self.tokenizer = tokenizer
         self.spec = spec
         self.config = config
         self.eos_ids = frozenset(spec.eos_ids) | frozenset(getattr(tokenizer, "eos_ids", ()))
         self.limits = Limits.of(spec, config, pool_tokens)
+        self.grammars = GrammarDoor(config.grammar_backend, check_grammar)  # type: ignore[arg-type]
         self.draining = False
         self._live: dict[str, _Live] = {}
         self._prefix = secrets.token_hex(4)  # rids are unique across restarts of a frontend
@@ -236,6 +240,7 @@ class Stream(AsyncIterator[Delta]):
             rid = submit.rid or self._generator.new_rid()
             named = replace(submit, rid=rid, arrival=submit.arrival or now)
             validate_submit(named, self._generator.limits, param=self.param)
+            self._generator.grammars.admit(named)
             siblings = _siblings(named, self._n)
             self._publics.append((rid, _Live(tuple(one.rid for one in siblings), submit.group)))
             items.extend(siblings)
