@@ -102,6 +102,8 @@ def message_of(error: RametError) -> str:
 def error_response(error: RametError, path: str) -> Response:
     """The error in the dialect of the route it happened on."""
     body = anthropic_body(error) if speaks_anthropic(path) else openai_body(error)
+    if speaks_ollama(path):
+        body = {"error": message_of(error)}
     headers: dict[str, str] = {}
     if error.status in _RETRY_STATUSES:
         headers["retry-after"] = str(max(1, round(error.retry_after_s))) if isinstance(error, QueueFull) else "1"
@@ -113,6 +115,11 @@ def error_response(error: RametError, path: str) -> Response:
 def speaks_anthropic(path: str) -> bool:
     """Whether a path belongs to the Anthropic API."""
     return "/v1/messages" in path
+
+
+def speaks_ollama(path: str) -> bool:
+    """Whether a path belongs to the Ollama API."""
+    return path.startswith("/api/")
 
 
 async def handle_error(request: Request, error: Exception) -> Response:

@@ -16,9 +16,10 @@ from runtime.serve.anthropic_input import AnthropicBody
 from runtime.serve.chat import ChatRequest
 from runtime.serve.completions import CompletionRequest
 from runtime.serve.context import Serving
-from runtime.serve.errors import speaks_anthropic
+from runtime.serve.errors import speaks_anthropic, speaks_ollama
 from runtime.serve.health import READY
 from runtime.serve.native_request import GenerateRequest
+from runtime.serve.ollama import LINES, OllamaChatRequest, OllamaGenerateRequest, OllamaShowRequest
 from runtime.serve.responses import ResponsesRequest
 from runtime.serve.tokenization import DetokenizeRequest, TokenizeRequest
 from runtime.serve.wire import json_response
@@ -36,6 +37,9 @@ BODIES: dict[tuple[str, str], type[msgspec.Struct]] = {
     ("post", "/v1/tokenize"): TokenizeRequest,
     ("post", "/v1/detokenize"): DetokenizeRequest,
     ("post", "/abort_request"): AbortRequest,
+    ("post", "/api/chat"): OllamaChatRequest,
+    ("post", "/api/generate"): OllamaGenerateRequest,
+    ("post", "/api/show"): OllamaShowRequest,
     ("post", "/pause_generation"): PauseRequest,
 }
 _ERRORS = {
@@ -87,7 +91,12 @@ def describe(all_routes: list[BaseRoute]) -> dict[str, Any]:
         },
         "paths": paths,
         "components": {
-            "schemas": {**components, "Error": _ERROR, "AnthropicError": _ANTHROPIC_ERROR},
+            "schemas": {
+                **components,
+                "Error": _ERROR,
+                "AnthropicError": _ANTHROPIC_ERROR,
+                "OllamaError": _OLLAMA_ERROR,
+            },
             "securitySchemes": {"bearer": {"type": "http", "scheme": "bearer"}},
         },
     }
@@ -125,6 +134,9 @@ _ANTHROPIC_ERROR = {
 }
 
 
+_OLLAMA_ERROR = {"type": "object", "required": ["error"], "properties": {"error": {"type": "string"}}}
+
+
 def _operation(route: Route, path: str, schema: dict[str, Any] | None) -> dict[str, Any]:
     operation: dict[str, Any] = {
         "operationId": f"{route.name}_{path.strip('/').replace('/', '_') or 'root'}",
@@ -159,6 +171,8 @@ def _responses(path: str) -> dict[str, Any]:
 
 
 def _content_types(path: str) -> tuple[str, ...]:
+    if path in ("/api/chat", "/api/generate"):
+        return (_JSON, LINES)
     if path in _STREAMED:
         return (_JSON, _EVENTS)
     if path == "/":
@@ -167,5 +181,5 @@ def _content_types(path: str) -> tuple[str, ...]:
 
 
 def _error(path: str, text: str) -> dict[str, Any]:
-    name = "AnthropicError" if speaks_anthropic(path) else "Error"
+    name = "AnthropicError" if speaks_anthropic(path) else "OllamaError" if speaks_ollama(path) else "Error"
     return {"description": text, "content": {_JSON: {"schema": {"$ref": f"#/components/schemas/{name}"}}}}
