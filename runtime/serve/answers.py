@@ -82,6 +82,7 @@ class Answers:
             cached_tokens=first.cached_tokens,
             hints_honoured=first.hints_honoured,
             reasoning_tokens=sum(state.n_thought for state in self.states),
+            miss=first.miss,
         )
 
     async def __aiter__(self) -> AsyncGenerator[News]:

@@ -179,7 +179,8 @@ class ChatWriter:
         return chat_logprobs(self._tokenizer, entries)
 
     def _sglext(self) -> dict[str, Any]:
-        return {"cached_tokens_details": {"device": self._answers.usage.cached_tokens, "host": 0}}
+        usage = self._answers.usage
+        return {"cached_tokens_details": {"device": usage.cached_tokens, "host": 0}, "cache_miss": usage.miss}
 
     # -- chunks ------------------------------------------------------------------------------------------
 

@@ -137,6 +137,7 @@ class _State:
             "completion_tokens": len(self._ids),
             "cached_tokens": usage.cached_tokens,
             "cached_tokens_details": {"device": usage.cached_tokens, "host": 0},
+            "cache_miss": usage.miss,
             "e2e_latency": trace.age(),
             "weight_version": "default",
             "num_retractions": usage.retractions,

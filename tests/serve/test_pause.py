@@ -91,3 +91,14 @@ async def test_a_refused_flush_forgets_nothing():
         await http.post("/abort_request", json={"rid": "long"})
         await task
         assert (await http.post("/flush_cache")).status_code == 200
+
+
+async def test_a_prompt_that_diverges_is_told_where():
+    async with server() as http:
+        first = "A history that goes on and on and on and on, and then one thing"
+        sampling = {"max_new_tokens": 1}
+        await http.post("/generate", json={"text": first + " or another, at some length", "sampling_params": sampling})
+        body = {"text": first + " and no other, at some length as well", "sampling_params": sampling}
+        meta = (await http.post("/generate", json=body)).json()["meta_info"]
+        assert meta["cached_tokens"] >= len(first)
+        assert "diverges" in meta["cache_miss"]
