@@ -1,11 +1,13 @@
 """Nine agent programs: by our DSL, by hand-written OpenAI calls, with the cache off, and by SGLang's frontend.
 
     python -m bench.programs [--model smollm2-135m] [--only chain ...] [--rounds 3] [--small] [--out programs.json]
-                             [--sglang /path/to/python]
+                             [--sglang /path/to/python] [--step-ms 8]
 
-All of them talk to servers of their own, started here. Every way runs once to warm up, then `rounds` times in turn
-with the others, each time from an empty cache; the round of the median wall time is told. Wall time is the client's.
-`--sglang`: an interpreter that has SGLang's frontend. `--out` adds to a file that is there already.
+All of them talk to servers of their own, started here. Every way runs once in small to warm up, then `rounds` times
+in turn with the others, each time from an empty cache; the median wall time is told. Wall time is the client's.
+`--sglang`: an interpreter that has SGLang's frontend. `--out` adds to a file that is there already. Further options go
+to the servers: `--threads 1` keeps kernels off the core on which clients and servers run. `--step-ms`: no model, but
+a device whose every step takes so long.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import os
 import signal
 import socket
 import subprocess
@@ -28,6 +31,7 @@ from rich.console import Console
 from rich.table import Table
 
 import ramet as rt
+from bench.program_device import STEP_MS, server_code
 from bench.program_runs import Foreign, Measure, by_dsl, by_hand, flush, median
 from bench.program_texts import FORKS, FULL, SHAPES, SMALL, Sizes
 
@@ -36,13 +40,16 @@ WAYS = ("DSL", "by hand, one by one", "by hand, side by side", "SGLang frontend"
 
 
 @contextlib.contextmanager
-def server(model: str, *flags: str) -> Iterator[str]:
-    """`ramet serve` on a free port of this machine; its URL."""
+def server(model: str, *flags: str, step_ms: float | None = None) -> Iterator[str]:
+    """`ramet serve` on a free port of this machine, or with `step_ms` one without a model; its URL."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     command = [sys.executable, "-c", "import ramet; ramet.main()", "serve", "--model", model, "--port", str(port)]
-    process = subprocess.Popen([*command, *flags], stderr=subprocess.DEVNULL)
+    command += flags
+    if step_ms is not None:
+        command = [sys.executable, "-c", server_code(model, port, cache="--no-radix-cache" not in flags)]
+    process = subprocess.Popen(command, stderr=subprocess.DEVNULL, env={**os.environ, STEP_MS: str(step_ms)})
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # the servers end with us
     url = f"http://127.0.0.1:{port}"
     try:
@@ -64,29 +71,28 @@ def _ready(url: str) -> bool:
         return False
 
 
-def measure(
-    model: str, shapes: list[str], size: Sizes, rounds: int, sglang: Path | None, flags: list[str]
-) -> Iterator[list[Measure]]:
+def measure(args: argparse.Namespace, shapes: list[str], size: Sizes, flags: list[str]) -> Iterator[list[Measure]]:
     """All ways of all shapes, in turn, so that whatever else the machine does meets all of them."""
-    with server(model, *flags) as url:
+    with server(args.model, *flags, step_ms=args.step_ms) as url:
         backend = rt.HttpBackend(url)
-        foreign = Foreign(sglang, url, size) if sglang else None
+        foreign = Foreign(args.sglang, url, size) if args.sglang else None
         try:
             for shape in shapes:
+                for way in _ways(url, backend, foreign, shape, SMALL):  # warms up
+                    way()
                 ways = _ways(url, backend, foreign, shape, size)
                 taken: list[list[Measure]] = [[] for _ in ways]
-                for index in range(rounds + 1):
+                for _ in range(args.rounds):
                     for way, measures in zip(ways, taken, strict=True):
                         flush(url)
-                        one = way()
-                        print(f"{one.shape}, {one.way}: {one.wall_s:.2f} s", file=sys.stderr, flush=True)
-                        if index:  # the first warms up
-                            measures.append(one)
+                        measures.append(way())
+                        told = measures[-1]
+                        print(f"{told.shape}, {told.way}: {told.wall_s:.2f} s", file=sys.stderr, flush=True)
                 yield [median(measures) for measures in taken]
         finally:
             if foreign is not None:
                 foreign.close()
-    with server(model, *flags, "--no-radix-cache") as url:
+    with server(args.model, *flags, "--no-radix-cache", step_ms=args.step_ms) as url:
         backend = rt.HttpBackend(url)
         for shape in shapes:
             yield [by_dsl(backend, shape, size, "DSL, cache off")]
@@ -129,13 +135,14 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--small", action="store_true", help="the sizes of the tests")
     parser.add_argument("--sglang", type=Path, help="an interpreter that has SGLang's frontend")
+    parser.add_argument("--step-ms", type=float, help="no model: a device whose every step takes so long")
     parser.add_argument("--out", type=Path)
     args, flags = parser.parse_known_args()
     found: list[Measure] = []
     if args.out and args.out.exists():
         found = [m for m in (Measure(**one) for one in json.loads(args.out.read_text())) if m.shape not in args.only]
     size = SMALL if args.small else FULL
-    for some in measure(args.model, list(args.only), size, args.rounds, args.sglang, flags):
+    for some in measure(args, list(args.only), size, flags):
         found += some
         if args.out:
             args.out.write_text(json.dumps([asdict(m) for m in found], indent=1))
