@@ -1,10 +1,11 @@
-"""Luggage for a machine with a GPU and no network: `python -m bench.gpu_carry --prebuild`, then take `.gpu` along.
+"""Luggage for a machine with a GPU and no network: `python -m bench.gpu_carry --prebuild`, then take `.gpu.tar.gz`.
 
 FlashInfer's wheel is over 100 MB. This keeps what the backend imports, with `--headers` what its modules compile from,
 and with `--prebuild`, where nvcc is at hand, the attention modules built for sm_90a, so that nothing is compiled
 there. The few other packages that the bench needs and a CUDA image lacks come along, built for the Python there.
 
-On the other machine: `PYTHONPATH=.gpu FLASHINFER_DISABLE_JIT=1 FLASHINFER_WORKSPACE_BASE=/tmp python -m bench.gpu`.
+On the other machine: `tar xzf .gpu.tar.gz`, then
+`PYTHONPATH=.gpu FLASHINFER_DISABLE_JIT=1 FLASHINFER_WORKSPACE_BASE=/tmp python -m bench.gpu`.
 """
 
 from __future__ import annotations
@@ -84,25 +85,24 @@ def pack(wheels: Path, out: Path, *, headers: bool, prebuild: bool, modules: Ite
     for dist in wheels.glob("*.dist-info"):
         if dist.name.startswith(("flashinfer_python", "nvidia_ml_py")):
             _copy(dist, out / dist.name)
+    for file in (package / "data/csrc").glob("*.*"):  # templates are read for prebuilt modules too
+        _copy(file, out / "flashinfer/data/csrc" / file.name)  # the folders below are other backends'
     if headers:
         for part in HEADERS:
             if (package / "data" / part).is_dir():
                 _copy(package / "data" / part, out / "flashinfer/data" / part)
-        for file in (package / "data/csrc").glob("*.*"):  # the folders below are other backends'
-            _copy(file, out / "flashinfer/data/csrc" / file.name)
     if prebuild:
         build_modules(wheels, out / "flashinfer/data/aot", modules)
     return weigh(out)
 
 
 def weigh(out: Path) -> Luggage:
-    archive = out.with_suffix(".tar.gz")
+    """The folder's size, and that of the archive that is left beside it."""
+    archive = out.parent / f"{out.name}.tar.gz"
     with tarfile.open(archive, "w:gz") as tar:
         tar.add(out, arcname=out.name)
-    packed = archive.stat().st_size
-    archive.unlink()
     files = [file for file in out.rglob("*") if file.is_file()]
-    return Luggage(out, len(files), sum(file.stat().st_size for file in files), packed)
+    return Luggage(out, len(files), sum(file.stat().st_size for file in files), archive.stat().st_size)
 
 
 def imported_files(wheels: Path) -> list[Path]:
@@ -190,7 +190,7 @@ def main() -> None:
     if options.prebuild:
         check_loads(wheels, options.out, names)
     mib = [f"{n / 2**20:.1f} MiB" for n in (luggage.n_bytes, luggage.packed_bytes)]
-    print(f"{luggage.folder}: {luggage.n_files} files, {mib[0]} unpacked, {mib[1]} packed")
+    print(f"{luggage.folder}: {luggage.n_files} files, {mib[0]}; {luggage.folder}.tar.gz: {mib[1]}")
 
 
 if __name__ == "__main__":

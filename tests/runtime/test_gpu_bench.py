@@ -7,11 +7,16 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
 from bench import gpu
 from bench.gpu_carry import pack
+from bench.gpu_checks import TOLERANCE, _parity
 from bench.gpu_engine import prompts
-from bench.gpu_machine import dry_machine
+from bench.gpu_machine import TINY, Scale, dry_machine
+from bench.gpu_modules import MODULES
+from kernels.base import LayerSpec
+from kernels.flashinfer_plan import FlashInferOptions
 
 
 @pytest.mark.parametrize("name", gpu.SECTIONS)
@@ -80,3 +85,42 @@ def test_without_a_gpu_it_says_so(monkeypatch: pytest.MonkeyPatch, capsys: pytes
 def test_luggage_needs_the_package(tmp_path: Path) -> None:
     with pytest.raises(SystemExit, match="holds no flashinfer package"):
         pack(tmp_path, tmp_path / "out", headers=False, prebuild=False)
+
+
+def test_luggage_holds_what_is_imported_and_the_templates(tmp_path: Path) -> None:
+    """A package of the same shape: its backend's imports come along, the rest stays at home."""
+    wheels, out = tmp_path / "wheels", tmp_path / "out"
+    package = wheels / "flashinfer"
+    for name in ("__init__", "decode", "prefill", "cascade", "norm"):
+        package.mkdir(parents=True, exist_ok=True)
+        (package / f"{name}.py").touch()
+    for part in ("data/csrc/config.jinja", "data/csrc/other/x.cu", "data/include/a.cuh"):
+        (package / part).parent.mkdir(parents=True, exist_ok=True)
+        (package / part).touch()
+    (wheels / "pynvml.py").touch()
+    without = pack(wheels, out, headers=False, prebuild=False)
+    assert sorted(str(file.relative_to(out)) for file in out.rglob("*") if file.is_file()) == [
+        "flashinfer/__init__.py", "flashinfer/cascade.py", "flashinfer/data/csrc/config.jinja",
+        "flashinfer/decode.py", "flashinfer/prefill.py", "pynvml.py",
+    ]  # fmt: skip
+    assert without.n_files == 6
+    assert pack(wheels, out, headers=True, prebuild=False).n_files == 7
+    assert (tmp_path / "out.tar.gz").stat().st_size == pack(wheels, out, headers=True, prebuild=False).packed_bytes
+
+
+def test_modules_are_those_that_the_bench_asks_for() -> None:
+    """Every type of KV, window and cap that parity looks at, and the head sizes of all models."""
+    prefill = [module for module in MODULES.values() if module.kind == "prefill"]
+    assert {module.head_dim for module in prefill} == {TINY["head_dim"], Scale().head_dim}
+    assert {module.kv for module in prefill} == {str(kv).removeprefix("torch.") for kv in TOLERANCE}
+    assert {(module.window, module.soft_cap) for module in prefill} == {(False, False), (True, False), (False, True)}
+
+
+def test_a_module_that_was_not_carried_fails_its_case_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(*_: object, **__: object) -> None:
+        raise RuntimeError("no module for float8_e4m3fn")
+
+    monkeypatch.setattr("bench.gpu_checks.make_problem", missing)
+    machine = dry_machine()
+    row = _parity(machine, LayerSpec(4, 2, 64, 0.125), 16, torch.bfloat16, FlashInferOptions(), [(1, 3)])
+    assert (row["ok"], row["failed"]) == (False, "RuntimeError: no module for float8_e4m3fn")
