@@ -153,7 +153,7 @@ def _schema_text(schema: Any) -> str:
 def _json_text(name: str, value: Any) -> str:
     try:
         return json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
-    except (TypeError, ValueError) as err:
+    except (TypeError, ValueError, RecursionError) as err:
         raise InvalidRequest(f"{name} cannot be written as JSON: {err}.", param=name) from err
 
 

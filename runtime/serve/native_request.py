@@ -246,7 +246,7 @@ def _json(value: str | dict[str, Any], param: str) -> str:
     if isinstance(value, str):
         try:
             value = msgspec.json.decode(value)
-        except msgspec.DecodeError as error:
+        except (msgspec.DecodeError, RecursionError) as error:
             raise InvalidRequest(f"{param} is not valid JSON: {error}.", param=param) from None
     return canonical(value)
 

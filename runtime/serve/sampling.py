@@ -121,7 +121,7 @@ def _schema_of(name: str, value: Any) -> list[tuple[str, str]]:
     if isinstance(value, str):
         try:
             value = json.loads(value)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise InvalidRequest(f"{name} is not valid JSON: {error}.", param=name) from None
     return [("json_schema", canonical(value))]
 
