@@ -3,73 +3,21 @@
 from __future__ import annotations
 
 import json
-import random
 from collections.abc import Callable
 
 import pytest
 
+from bench.jumps import flat_objects, follow
 from runtime.grammar.backends import BackendName
 from runtime.grammar.pieces import Pieces
-from runtime.grammar.protocol import Compiled, Vocabulary, forced_run
+from runtime.grammar.protocol import Vocabulary, forced_run
 from runtime.messages import GrammarSpec
 from runtime.text.tokenizer import Tokenizer
 from tests.grammar.toolkit import Toolkit, schema_spec
 
-WORDS = [
-    "name",
-    "city",
-    "first_name",
-    "population",
-    "user_id",
-    "créé",
-    "tags",
-    "is_active",
-    "日付",
-    "zip-code",
-    "price",
-]
-VALUES = ["Ann", "San José", "a b", "", "x1", "New York City", "😀", "don't", "C:/tmp"]
-
-
-def flat_objects(n: int) -> list[tuple[dict, dict]]:
-    """Schemas of 2 to 6 fixed keys, each with an instance."""
-    chooser = random.Random(7)
-    made = []
-    for _ in range(n):
-        keys = chooser.sample(WORDS, chooser.randint(2, 6))
-        value = {k: chooser.choice(VALUES) if chooser.random() < 0.6 else chooser.randint(0, 999) for k in keys}
-        types = {k: {"type": "string" if isinstance(v, str) else "integer"} for k, v in value.items()}
-        made.append(({"type": "object", "properties": types, "required": keys}, value))
-    return made
-
-
-def follow(compiled: Compiled, text: str, encode: Callable[[str], list[int]], *, jump: bool) -> tuple[list[int], int]:
-    """Generate `text` as a model would that always continues canonically. Returns the ids and the model's steps."""
-    cursor, ids, steps, data = compiled.cursor(), [], 0, text.encode()
-    canonical, done = encode(text), 0
-    boundaries = {}
-    for token in canonical:
-        boundaries[done] = token
-        done += len(BYTES[token])
-    at = 0
-    while at < len(data):
-        run = forced_run(cursor, 64) if jump else []
-        if not run:
-            token = boundaries.get(at) or encode(data[at:].decode())[0]
-            assert cursor.accept(token)
-            run, steps = [token], steps + 1
-        ids += run
-        at += sum(len(BYTES[t]) for t in run)
-    assert cursor.can_stop
-    return ids, steps
-
-
-BYTES: list[bytes] = []
-
 
 @pytest.fixture
 def encode(tokenizer: Tokenizer) -> Callable[[str], list[int]]:
-    BYTES[:] = tokenizer.token_bytes
     return lambda text: tokenizer.encode(text, add_special=False)
 
 
@@ -82,8 +30,8 @@ def test_jumping_keeps_the_canonical_tokens(
     for schema, value in objects:
         compiled = kit.compile(schema_spec(schema), backend)
         text = json.dumps(value, ensure_ascii=False)
-        ids, n = follow(compiled, text, encode, jump=True)
-        assert b"".join(BYTES[t] for t in ids) == text.encode()
+        ids, n = follow(compiled.cursor(), text, encode, kit.vocab.token_bytes, jump=True)
+        assert b"".join(kit.vocab.token_bytes[t] for t in ids) == text.encode()
         same += ids == encode(text)
         steps += n
         plain_steps += len(encode(text))
