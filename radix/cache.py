@@ -16,6 +16,7 @@ from radix.explain import Explanation, explain
 from radix.hints import HintsLike, note
 from radix.lease import Lease, LeaseError, Match, Tail
 from radix.pages import REQUEST, TREE, Ids
+from radix.rhythm import Rhythm
 from radix.store import COMMITTED, PageStore
 from radix.tails import Tails
 from radix.tree import NO_PAGES, TOKEN_BYTES, Namespace, Node, Spot
@@ -50,6 +51,7 @@ class PrefixCache:
         self.page_size = page_size
         self.enabled = enabled
         self.now = 0.0
+        self.rhythm = Rhythm() if "expect_return_s" in self.heap.policy.honours else None
         self.leases: set[Lease] = set()
         self.sources: list[Node] = []  # tail sources of the current plan, pinned
 
@@ -90,7 +92,10 @@ class PrefixCache:
     def acquire(self, ns: Namespace, tokens: Ids, limit: int | None = None, *, hints: HintsLike | None = None) -> Lease:
         """Lease the longest cached prefix of `tokens`, at most `limit` tokens (default: all but the last)."""
         root = self.tree.root(ns)
-        lease = Lease(self.tree, root, hints.program_id if hints is not None else None)
+        program = hints.program_id if hints is not None else None
+        lease = Lease(self.tree, root, program)
+        if self.rhythm is not None and program is not None:
+            self.rhythm.came(program, self.now)
         self.tree.pin(root, None, self.now)
         self.leases.add(lease)
         if self.enabled:
@@ -277,8 +282,15 @@ class PrefixCache:
         """The path was used until now, and this is what its program says of the next time."""
         for node in self.tree.chain(end):
             self.tree.touch(node, lease.program, self.now)
-        for node in (end, *note(self.tree, end, lease.program, hints, self.now)):
+        for node in (end, *note(self.tree, end, lease.program, hints, self.now, self._usual(hints))):
             self.heap.offer(node)
+
+    def _usual(self, hints: HintsLike | None) -> float | None:
+        """When the program will be back if it is as always; noted that it is gone, if it did not say it is done."""
+        if self.rhythm is None or hints is None or hints.program_id is None or hints.final:
+            return None
+        self.rhythm.gone(hints.program_id, self.now)
+        return self.rhythm.expect(hints.program_id)
 
     def _release(self, lease: Lease) -> None:
         lease.released = True

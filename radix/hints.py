@@ -34,8 +34,12 @@ class HintsLike(Protocol):
     def expected_fanout(self) -> int: ...
 
 
-def note(tree: RadixTree, end: Node, program: object, hints: HintsLike | None, now: float) -> list[Node]:
+def note(
+    tree: RadixTree, end: Node, program: object, hints: HintsLike | None, now: float, usual: float | None = None
+) -> list[Node]:
     """Write a finished request's hints on its path, `end` up; returns the nodes besides `end` whose worth fell.
+
+    `usual`: seconds until the program is back if it is as always, for one that does not say.
 
     When the program returns (`back_at`) is noted on the nodes that are its alone: what others use too is not
     its to condemn, or to prolong. A final program condemns every branch it leaves, not only this path. A
@@ -52,7 +56,7 @@ def note(tree: RadixTree, end: Node, program: object, hints: HintsLike | None, n
         return _condemn(own[-1]) if own else []
     if hints.expected_fanout > 0:
         end.awaited, end.await_until = hints.expected_fanout, now + AWAIT_S
-    wait = hints.expect_return_s
+    wait = usual if hints.expect_return_s is None else hints.expect_return_s
     for node in own:
         node.back_at = None if wait is None else now + min(max(wait, 0.0), MAX_EXPECT_S)
     return []

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from radix import Namespace, PrefixCache
+from radix.rhythm import ALL, MAX_PROGRAMS, OWN, Rhythm
 from tests.radix.helpers import NS, Client, Hints, ids, seq
 
 A, B, C = (seq(8, start) for start in (1000, 2000, 3000))  # two pages each
@@ -210,3 +212,51 @@ def test_a_namespace_that_grows_above_its_floor_is_evicted_from_again() -> None:
 def test_an_unknown_policy_is_named() -> None:
     with pytest.raises(ValueError, match="unknown eviction policy 'mru'; known: lru, lfu"):
         client("mru")
+
+
+def test_fan_out_keeps_the_end_until_so_many_have_come() -> None:
+    c = client("hints")
+    c.serve(A, hints=Hints("a", expected_fanout=2))
+    c.serve(B)
+    c.serve(C)
+    assert order(c)[-1] == "A"
+    c.serve(A, hints=Hints("a", expected_fanout=1))
+    c.serve(np.append(A, ids(1, 2)))  # the child has come
+    wait(c, 2)
+    c.serve(B)
+    assert c.cache.evict(1) == 1
+    assert c.check_match(B) == 7
+
+
+def test_a_program_that_says_nothing_is_expected_when_it_usually_comes() -> None:
+    c = client("hints", n_pages=32)
+    for _ in range(3):  # "quick" is back after two seconds, always
+        c.serve(A, hints=Hints("quick"))
+        wait(c, 1)
+    c.serve(B, hints=Hints("new"))
+    c.serve(A, hints=Hints("quick"))
+    assert c.cache.rhythm is not None
+    assert c.cache.rhythm.expect("quick") == pytest.approx(2.0, abs=2.0)
+    assert c.cache.rhythm.expect("never seen") == c.cache.rhythm.expect("quick")
+    assert client("lru").cache.rhythm is None
+
+
+def test_what_is_usual_is_learned_from_a_bounded_past() -> None:
+    rhythm, now = Rhythm(), 0.0
+    assert rhythm.expect("a") is None
+    for i in range(3 * MAX_PROGRAMS):
+        rhythm.gone(f"p{i % (2 * MAX_PROGRAMS)}", now)
+        now += 5.0
+        rhythm.came(f"p{i % (2 * MAX_PROGRAMS)}", now)
+    assert rhythm.expect("p1") == 5.0
+    assert len(rhythm._own) == MAX_PROGRAMS
+    assert len(rhythm._sorted) == len(rhythm._ring) == ALL
+    for _ in range(OWN):
+        rhythm.gone("slow", now)
+        now += 100.0
+        rhythm.came("slow", now)
+    assert rhythm.expect("slow") == 5.0  # never more than is usual for all
+    rhythm.gone("slow", now)
+    rhythm.came("slow", now + 1.0)
+    rhythm.came("slow", now + 2.0)  # it was not away
+    assert rhythm._own["slow"][-1] == 1.0
