@@ -104,7 +104,7 @@ def dry_scale() -> Scale:
         engine_requests=4,
         engine_prompt=20,
         engine_tokens=4,
-        models={name: model | few for name, model in MODELS.items()},
+        models={"llama-3.1-8b": _LLAMA | few},
         tiny=TINY | few,
         pool_tokens=4096,
         context=16,

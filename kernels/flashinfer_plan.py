@@ -235,9 +235,9 @@ class Planner:
 
     def _plan_decode(self, wrapper: Fenced, rows: Rows, page_size: int, spec: LayerSpec) -> None:
         wrapper.plan(
-            rows.kv_indptr,
+            self._pinned(rows.kv_indptr),
             rows.kv_indices,
-            rows.last_page_len,
+            self._pinned(rows.last_page_len),
             spec.n_heads,
             spec.n_kv_heads,
             spec.head_dim,
@@ -253,10 +253,10 @@ class Planner:
         if self._options.batch_invariant and self._options.prefill == "fa2":  # fa3 never splits
             options |= {"fixed_split_size": self.chunk_pages(page_size)} if split else {"disable_split_kv": True}
         wrapper.plan(
-            rows.qo_indptr,
-            rows.kv_indptr,
+            self._pinned(rows.qo_indptr),
+            self._pinned(rows.kv_indptr),
             rows.kv_indices,
-            rows.last_page_len,
+            self._pinned(rows.last_page_len),
             spec.n_heads,
             spec.n_kv_heads,
             spec.head_dim,
@@ -264,6 +264,10 @@ class Planner:
             causal=causal,
             **options,
         )
+
+    def _pinned(self, borders: Tensor) -> Tensor:
+        """Row borders where their copy to the device need not wait for it."""
+        return borders.pin_memory() if self._device.type == "cuda" else borders
 
     def _common(self, spec: LayerSpec) -> dict[str, Any]:
         return {

@@ -21,7 +21,7 @@ from kernels.base import AttnMeta, KVStore, LayerSpec
 from runtime.models.decoder import Model
 from runtime.step import StepPlan
 
-DEFAULT_SIZES = (1, 2, 4, 8, *range(16, 257, 16))
+DEFAULT_SIZES = (1, 2, 4, 8, *range(16, 257, 16), *range(320, 1025, 64))
 LEVELS = (1, 4, 16, 64)  # chunks a row, on average
 MIB = 1 << 20
 

@@ -95,25 +95,25 @@ def test_chunks_are_merged_and_one_chunk_is_copied() -> None:
     assert torch.equal(ours[[0, 2]], parts[[0, 4]])
 
 
-@pytest.mark.parametrize("vocab", [50, 3000])
+@pytest.mark.parametrize("vocab", [50, 1100])
 def test_the_race_has_the_same_winners(vocab: int) -> None:
-    weights = torch.rand(64, vocab, generator=torch.Generator().manual_seed(0))
+    weights = torch.rand(12, vocab, generator=torch.Generator().manual_seed(0))
     weights[3] = 0
     weights[3, 7] = 1e-30
-    keys = noise_keys(torch.arange(64) * 12345678901, torch.arange(64))
+    keys = noise_keys(torch.arange(12) * 12345678901, torch.arange(12))
     assert torch.equal(OURS.race(weights, keys), PLAIN.race(weights, keys))
     assert OURS.race(weights, keys)[3] == 7
 
 
 def test_a_seed_means_the_same_token_with_every_filter() -> None:
-    n = 32
+    n = 8
     rows = SamplingRows(
         temperature=torch.full((n,), 0.8),
-        top_k=torch.tensor([0, 5, 40, 0] * 8),
-        top_p=torch.tensor([1.0, 1.0, 0.9, 0.5] * 8),
-        min_p=torch.tensor([0.0, 0.1, 0.0, 0.0] * 8),
+        top_k=torch.tensor([0, 5, 40, 0] * 2),
+        top_p=torch.tensor([1.0, 1.0, 0.9, 0.5] * 2),
+        min_p=torch.tensor([0.0, 0.1, 0.0, 0.0] * 2),
         seed=torch.arange(n) - 5,
         counter=torch.arange(n) * 3,
     )
-    logits = randn(n, 900) * 3
+    logits = randn(n, 400) * 3
     assert torch.equal(draw(logits, rows, race_with=OURS.race), draw(logits, rows))
