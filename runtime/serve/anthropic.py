@@ -113,7 +113,8 @@ class _Writer:
             return {"stop_reason": "tool_use", "stop_sequence": None}
         if finish is not None and isinstance(finish.matched, str):
             return {"stop_reason": "stop_sequence", "stop_sequence": finish.matched}
-        return {"stop_reason": "end_turn" if self._state.reason == "stop" else "max_tokens", "stop_sequence": None}
+        ended = finish is not None and finish.reason == "stop"
+        return {"stop_reason": "end_turn" if ended else "max_tokens", "stop_sequence": None}
 
     def _usage(self) -> dict[str, Any]:
         """Input tokens without those from the cache; the parts add up to what count_tokens says."""
