@@ -122,7 +122,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--only", default=",".join(SECTIONS), help="sections, comma separated")
     parser.add_argument("--out", type=Path, help="folder for gpu.json and gpu.md")
-    parser.add_argument("--budget", type=float, default=450.0, help="seconds after which nothing more is begun")
+    parser.add_argument("--budget", type=float, default=400.0, help="seconds after which nothing more is begun")
     parser.add_argument("--dry-run", action="store_true", help="every line on the CPU; no number counts")
     options = parser.parse_args(arguments)
     names = [name for name in options.only.split(",") if name]

@@ -242,7 +242,7 @@ def engine(machine: Machine) -> list[Row]:
             asked = prompts(scale.engine_requests, scale.engine_prompt, shared=scale.engine_prompt // 2)
             said[name] = drive(bench.inner, asked, max_tokens=scale.engine_tokens)
             stats = bench.inner.stats()
-            n_audits += int(stats.get("audit_failures", 0)) + int(stats.get("steps_failed", 0))
+            n_audits += int(stats["audit_failures"]) + int(stats["steps_failed"])
     same = sum(said["overlapped"].tokens[rid] == tokens for rid, tokens in said["plain"].tokens.items())
     ok = same == scale.engine_requests and n_audits == 0
     return [{"requests": scale.engine_requests, "equal to plain": same, "audit or step failures": n_audits, "ok": ok}]

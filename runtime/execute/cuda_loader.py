@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -35,7 +35,7 @@ from runtime.models.layers import Attention, Builder
 from runtime.models.registry import build_model, weight_shapes
 from runtime.step import ModelSpec, StepPlan
 
-log = logging.getLogger(__name__)
+log = logging.getLogger("ramet.execute")
 
 CASCADE_TOKENS = 65536  # key reads a cascade must save in a decode step before the graph is given up for it
 MARGIN_BYTES = 512 << 20  # what the trial does not see: smaller graphs, fragments
@@ -104,7 +104,8 @@ class _Loader:
         runner = self._runner(model, kv_dtype, pool.n_pages, describe(config, checkpoint, loading))
         if config.cuda_graphs == "start" and runner.graphs is not None:
             runner.warm_up()
-            log.info("%d decode graphs take %.2f GiB", runner.graphs.n_captured, runner.graphs.bytes / GIB)
+            graphs = f"{runner.graphs.n_captured} decode graphs take {runner.graphs.bytes / GIB:.2f} GiB"
+            runner.spec = replace(runner.spec, why=f"{runner.spec.why}; {graphs}")
         return runner
 
     def _configure(self, dtype: torch.dtype, kv_dtype: torch.dtype, context: int) -> None:

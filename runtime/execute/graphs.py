@@ -25,7 +25,7 @@ DEFAULT_SIZES = (1, 2, 4, 8, *range(16, 257, 16), *range(320, 1025, 64))
 LEVELS = (1, 4, 16, 64)  # chunks a row, on average
 MIB = 1 << 20
 
-log = logging.getLogger(__name__)
+log = logging.getLogger("ramet.execute")
 
 Replay = Callable[[], None]
 
