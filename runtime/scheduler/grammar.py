@@ -8,11 +8,14 @@ from runtime.errors import RequestFailed
 from runtime.grammar.protocol import mask_words
 from runtime.messages import GrammarSpec
 from runtime.request import GrammarState, Request
+from runtime.scheduler.batch import Planned
 from runtime.scheduler.release import fail
 from runtime.scheduler.state import State
 
 MAX_JUMP = 64
 MIN_JUMP_CPU, MIN_JUMP_GPU = 2, 4
+WORTH_A_WAIT = 0.06  # jumps a sample: each saves a step more where no step is in flight that cannot know of it
+_MEMORY = 0.05  # weight of the newest step in the rate of jumps
 
 
 def start_grammar(state: State, request: Request, spec: GrammarSpec | None) -> None:
@@ -103,3 +106,29 @@ def force_start(state: State, request: Request) -> None:
     if tokens:
         rows.tokens[slot, known : known + len(tokens)] = tokens
         owe_forced(state, request, tokens)
+
+
+class JumpRule:
+    """When not to plan ahead: a step in flight samples one token of what its successor could have appended.
+
+    Planning behind a step costs some percent of it on a CPU and far more on a GPU, where it is never done. It pays
+    while every row has a grammar and jumps come often enough.
+    """
+
+    def __init__(self, state: State) -> None:
+        self._state = state
+        self._eager = state.config.jump_forward and state.spec.backend in ("native", "reference")
+        self.rate = 2 * WORTH_A_WAIT
+
+    def wait_for(self, planned: Planned) -> bool:
+        """Whether `planned` is to be committed before the next plan is made."""
+        if not self._eager or not planned.any_late or self.rate < WORTH_A_WAIT:
+            return False
+        return bool(self._state.rows.masked[planned.sample_slots].all())
+
+    def note(self, planned: Planned, n_jumps: int) -> None:
+        """A step was committed and brought that many jumps."""
+        if planned.any_late:
+            n_masked = int(np.count_nonzero(self._state.rows.masked[planned.sample_slots]))
+            if n_masked:
+                self.rate += _MEMORY * (n_jumps / n_masked - self.rate)

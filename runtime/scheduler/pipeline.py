@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from runtime.errors import RequestFailed
 from runtime.scheduler.batch import Planned
 from runtime.scheduler.commit import Committer
+from runtime.scheduler.grammar import JumpRule
 from runtime.scheduler.late import late_adjusts
 from runtime.scheduler.release import fail
 from runtime.scheduler.retract import requeue
@@ -42,6 +43,7 @@ class Pipeline:
         self._flight: deque[InFlight] = deque()
         self._watchdog, self._trace = watchdog, trace
         self._last_finished = 0.0
+        self._jumps = JumpRule(state)
 
     def __len__(self) -> int:
         return len(self._flight)
@@ -54,7 +56,7 @@ class Pipeline:
         """Launch `planned`, commit what must be committed by now, then let late samples go."""
         if planned is not None:
             self._launch(planned)
-        keep = self.depth if planned is not None else 0
+        keep = self.depth if planned is not None and not self._jumps.wait_for(planned) else 0
         while len(self._flight) > keep:
             if self._flight[0].late_due:
                 self._sample_late(self._flight[0])
@@ -99,7 +101,9 @@ class Pipeline:
             return
         state = self.state
         start = state.clock()
+        n_jumps = state.stats.jumps
         self._committer.commit(step.planned, result)
+        self._jumps.note(step.planned, state.stats.jumps - n_jumps)
         state.committed = step.planned.plan.step
         now = state.clock()
         state.stats.commit_s.add(now - start)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from runtime.execute.fake import FakeRunner, fake_spec
 from runtime.messages import GrammarSpec
 from tests.runtime.fake_grammar import END, FakeCursor, FakeGrammars, spec_of
 from tests.runtime.world import World, make_segment, make_submit
@@ -294,3 +296,39 @@ def test_a_grammar_without_a_service_is_refused() -> None:
     finish = world.run().said["a"].finish
     assert finish is not None
     assert finish.param == "response_format"
+
+
+def named(backend: str) -> FakeRunner:
+    return FakeRunner(replace(fake_spec(64, 512, (END,)), backend=backend), n_pages=64, page_size=4, max_running=8)
+
+
+@pytest.mark.parametrize("backend", ["native", "flashinfer"])
+def test_a_cpu_does_not_plan_ahead_of_frequent_jumps(backend: str) -> None:
+    """The same tokens; a step less for every jump, since none is in flight that samples what is forced."""
+    places = [place for i in range(6) for place in ([5, 6], [7 + i], [8 + i], [9 + i], [10 + i])]
+    found, steps = [], []
+    for name in ("fake", backend):
+        world = world_of(True, runner=named(name))
+        world.ask("a", range(2, 9), grammar=spec_of(places), max_tokens=50)
+        found.append(world.run().tokens("a"))
+        steps.append(world.scheduler.stats()["steps"])
+    assert found[0] == found[1]
+    saved = steps[0] - steps[1]
+    assert saved >= 5 if backend == "native" else saved <= 0
+
+
+def test_a_row_without_a_grammar_keeps_the_overlap() -> None:
+    world = world_of(True, runner=named("native"))
+    world.ask("a", range(2, 9), grammar=spec_of(CHOICES), max_tokens=50)
+    world.ask("b", range(2, 9), max_tokens=12)
+    world.turn(3)
+    assert len(world.scheduler._pipeline) == 1
+    world.run()
+
+
+def test_rare_jumps_are_not_waited_for() -> None:
+    world = world_of(True, runner=named("native"))
+    world.ask("a", range(2, 9), grammar=spec_of([[5, 6, 7]] * 120), max_tokens=150)
+    world.turn(90)
+    assert len(world.scheduler._pipeline) == 1
+    world.run()
