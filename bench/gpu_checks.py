@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from bench.gpu_engine import Load, drive, make_scheduler, prompts, runner_of
+from bench.gpu_engine import Load, drive, make_scheduler, prompts, with_runner
 from bench.gpu_machine import Machine, SteadyOps
 from kernels.base import AttnMeta, KVStore, LayerSpec
 from kernels.flashinfer_plan import FlashInferOptions
@@ -189,20 +189,21 @@ def _fused_row(machine: Machine, name: str, case: Callable[[Any], Any], ours: An
 
 def graphs(machine: Machine) -> list[Row]:
     """Decode steps, two in flight, captured and replanned each time, against the same steps run one at a time."""
-    n_steps, rows = machine.scale.replans, []
-    tokens: dict[str, list[list[int]]] = {}
+    n_steps = machine.scale.replans
     load = Load(machine.scale.tiny, max_running=16, pool_tokens=machine.scale.pool_tokens, kernels=SteadyOps)
-    mib, n_captured = 0.0, 0
-    for name in ("captured", "eager"):
-        with runner_of(machine, load) as runner:
-            if name == "eager":
-                run_eagerly(runner)
-            tokens[name] = decode_steps(runner, n_steps=n_steps, in_flight=2 if name == "captured" else 1)
-            if name == "captured" and runner.graphs is not None:
-                mib, n_captured = runner.graphs.bytes / 2**20, runner.graphs.n_captured
-    same = sum(a == b for a, b in zip(tokens["captured"], tokens["eager"], strict=True))
-    row = {"steps": n_steps, "equal to eager": same, "graphs": n_captured, "graphs MiB": mib, "ok": same == n_steps}
-    return [*rows, row]
+
+    def captured(runner: CudaRunner) -> tuple[list[list[int]], int, float]:
+        tokens = decode_steps(runner, n_steps=n_steps, in_flight=2)
+        assert runner.graphs is not None
+        return tokens, runner.graphs.n_captured, runner.graphs.bytes / 2**20
+
+    def eager(runner: CudaRunner) -> list[list[int]]:
+        run_eagerly(runner)
+        return decode_steps(runner, n_steps=n_steps, in_flight=1)
+
+    tokens, n_captured, mib = with_runner(machine, load, captured)
+    same = sum(a == b for a, b in zip(tokens, with_runner(machine, load, eager), strict=True))
+    return [{"steps": n_steps, "equal to eager": same, "graphs": n_captured, "graphs MiB": mib, "ok": same == n_steps}]
 
 
 def run_eagerly(runner: CudaRunner) -> None:
@@ -232,17 +233,18 @@ def engine(machine: Machine) -> list[Row]:
     """The scheduler over the GPU: overlap and graphs against plain steps; the pages' audit is on in both."""
     scale = machine.scale
     load = Load(scale.tiny, max_running=16, pool_tokens=scale.pool_tokens, kernels=SteadyOps)
-    said: dict[str, Any] = {}
-    n_audits = 0
-    for name, overlap in (("overlapped", True), ("plain", False)):
-        with runner_of(machine, load) as runner:
-            if not overlap:
-                runner.graphs = None
-            bench = make_scheduler(runner, overlap=overlap, audit=True)
-            asked = prompts(scale.engine_requests, scale.engine_prompt, shared=scale.engine_prompt // 2)
-            said[name] = drive(bench.inner, asked, max_tokens=scale.engine_tokens)
-            stats = bench.inner.stats()
-            n_audits += int(stats["audit_failures"]) + int(stats["steps_failed"])
-    same = sum(said["overlapped"].tokens[rid] == tokens for rid, tokens in said["plain"].tokens.items())
-    ok = same == scale.engine_requests and n_audits == 0
-    return [{"requests": scale.engine_requests, "equal to plain": same, "audit or step failures": n_audits, "ok": ok}]
+
+    def answers(runner: CudaRunner, overlap: bool) -> tuple[dict[str, list[int]], int]:
+        if not overlap:
+            runner.graphs = None
+        bench = make_scheduler(runner, overlap=overlap, audit=True)
+        asked = prompts(scale.engine_requests, scale.engine_prompt, shared=scale.engine_prompt // 2)
+        said = drive(bench.inner, asked, max_tokens=scale.engine_tokens)
+        stats = bench.inner.stats()
+        return said.tokens, int(stats["audit_failures"]) + int(stats["steps_failed"])
+
+    overlapped, n_failures = with_runner(machine, load, lambda runner: answers(runner, True))
+    plain, n_more = with_runner(machine, load, lambda runner: answers(runner, False))
+    same, n_failures = sum(overlapped[rid] == tokens for rid, tokens in plain.items()), n_failures + n_more
+    ok = same == scale.engine_requests and n_failures == 0
+    return [{"requests": scale.engine_requests, "equal to plain": same, "audit or step failures": n_failures, "ok": ok}]

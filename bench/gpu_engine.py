@@ -5,11 +5,10 @@ from __future__ import annotations
 import json
 import tempfile
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -24,6 +23,7 @@ from runtime.params import SamplingParams
 from runtime.scheduler import Scheduler
 
 PATIENCE_S = 60.0
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,12 +65,11 @@ class Bench:
     runner: CudaRunner
 
 
-@contextmanager
-def runner_of(machine: Machine, load: Load) -> Iterator[CudaRunner]:
-    """A runner whose memory is free again afterwards."""
+def with_runner(machine: Machine, load: Load, work: Callable[[CudaRunner], T]) -> T:
+    """What `work` says of a runner that nobody holds on to: its memory is free again afterwards."""
     runner = make_runner(machine, load)
     try:
-        yield runner
+        return work(runner)
     finally:
         runner.close()
         del runner

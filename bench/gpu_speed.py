@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import time
+import traceback
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from bench.gpu_engine import Bench, Load, Said, drive, make_scheduler, prompts, run_until, runner_of, submit
+from bench.gpu_engine import Bench, Load, Said, drive, make_scheduler, prompts, run_until, submit, with_runner
 from bench.gpu_machine import Card, Machine, Scale
+from runtime.execute.cuda import CudaRunner
 from runtime.step import Pending, StepPlan
 
 if TYPE_CHECKING:
@@ -24,9 +26,12 @@ def speed(machine: Machine, card: Card) -> list[Row]:
                 rows.append({"model": name, "weights": quantization, "note": "no time left"})
                 continue
             load = Load(scale.models[name], quantization=quantization, pool_tokens=scale.pool_tokens)
-            with runner_of(machine, load) as runner:
-                row = {"model": name, "weights": "bf16" if quantization == "none" else quantization}
-                row |= _measures(make_scheduler(runner), scale, card)
+            row: Row = {"model": name, "weights": "bf16" if quantization == "none" else quantization}
+            try:
+                row |= with_runner(machine, load, lambda runner: _measures(make_scheduler(runner), scale, card))
+            except Exception as error:  # one model's failure must not cost the others their time on the GPU
+                traceback.print_exc()
+                row |= {"failed": f"{type(error).__name__}: {error}".split("\n")[0][:100], "ok": False}
             rows.append(row)
             print(row, flush=True)
     return rows
@@ -135,13 +140,20 @@ def concurrent(machine: Machine, card: Card) -> list[Row]:
     """Many requests at once over the 8B model: tokens a second from the first to the last."""
     scale = machine.scale
     load = Load(scale.models["llama-3.1-8b"], max_running=scale.concurrent, pool_tokens=2 * scale.pool_tokens)
-    with runner_of(machine, load) as runner:
+
+    def rate(runner: CudaRunner) -> float:
         bench = make_scheduler(runner)
         drive(bench.inner, prompts(scale.concurrent, 32, seed=1), max_tokens=4)  # captures
-        begin = time.monotonic()
-        said = drive(bench.inner, prompts(scale.concurrent, scale.context, seed=2), max_tokens=2 * scale.steps)
-        rate = said.n_tokens / (time.monotonic() - begin)
-    return [{"requests": scale.concurrent, "prompt": scale.context, "answer": 2 * scale.steps, "tok/s": rate}]
+        return _rate(bench, prompts(scale.concurrent, scale.context, seed=2), 2 * scale.steps)
+
+    row = {"requests": scale.concurrent, "prompt": scale.context, "answer": 2 * scale.steps}
+    return [row | {"tok/s": with_runner(machine, load, rate)}]
+
+
+def _rate(bench: Bench, asked: list[np.ndarray], max_tokens: int) -> float:
+    """Tokens a second from the first prompt to the last answer."""
+    begin = time.monotonic()
+    return drive(bench.inner, asked, max_tokens=max_tokens).n_tokens / (time.monotonic() - begin)
 
 
 def cascade(machine: Machine, card: Card) -> list[Row]:
@@ -156,11 +168,12 @@ def cascade(machine: Machine, card: Card) -> list[Row]:
         load = Load(
             scale.models["llama-3.1-8b"], max_running=scale.streams, pool_tokens=pool, batch_invariant=invariant
         )
-        with runner_of(machine, load) as runner:
+        asked = prompts(scale.streams, scale.shared + 32, shared=scale.shared)
+
+        def rate(runner: CudaRunner, asked: list[np.ndarray] = asked) -> float:
             bench = make_scheduler(runner)
-            asked = prompts(scale.streams, scale.shared + 32, shared=scale.shared)
             drive(bench.inner, asked, max_tokens=4)  # the prefix is known, graphs are captured
-            begin = time.monotonic()
-            said = drive(bench.inner, asked, max_tokens=answer)
-            rows.append({"attention": name, "tok/s": said.n_tokens / (time.monotonic() - begin)})
+            return _rate(bench, asked, answer)
+
+        rows.append({"attention": name, "tok/s": with_runner(machine, load, rate)})
     return rows
