@@ -30,14 +30,22 @@ _URI = (
     rf"[A-Za-z][A-Za-z0-9+.-]*:(//({_HOST}|{_IPV4})(:\d{{1,5}})?(/{_PCHAR}*)*|{_PCHAR}+(/{_PCHAR}*)*)"
     rf"(\?({_PCHAR}|[/?])*)?(#({_PCHAR}|[/?])*)?"
 )
+_SECONDS = r"\d{1,9}S"
+_MINUTES = rf"(\d{{1,9}}M({_SECONDS})?|{_SECONDS})"
+_CLOCK = rf"T(\d{{1,9}}H({_MINUTES})?|{_MINUTES})"
+_DAYS = r"(\d{1,9}Y(\d{1,9}M(\d{1,9}D)?)?|\d{1,9}M(\d{1,9}D)?|\d{1,9}D)"
+_DURATION = rf"P({_DAYS}({_CLOCK})?|{_CLOCK}|\d{{1,9}}W)"
+_POINTER = r"(/([^/~]|~[01])*)*"
 _PATTERNS = {
     "date": _DATE,
     "time": _TIME,
     "date-time": rf"{_DATE}T{_TIME}",
+    "duration": _DURATION,
     "email": _EMAIL,
     "hostname": _HOST,
     "ipv4": _IPV4,
     "ipv6": _IPV6,
+    "json-pointer": _POINTER,
     "uri": _URI,
     "uuid": _UUID,
 }

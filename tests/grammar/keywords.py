@@ -73,6 +73,13 @@ ROWS = [
     Row("format: ipv6", {"type": "string", "format": "ipv6"}, ('"::1"', '"1:2:3:4:5:6:7:8"'), ('":1"', '"1::2::3"')),
     Row("format: uri", {"type": "string", "format": "uri"}, ('"https://a.org/b?c=d#e"',), ('"a b"', '"//a"')),
     Row("format: hostname", {"type": "string", "format": "hostname"}, ('"a-b.org"',), ('"-a"', '"a..b"')),
+    Row(
+        "format: duration",
+        {"type": "string", "format": "duration"},
+        ('"P1Y2M3DT4H5M6S"', '"PT36H"', '"P2W"'),
+        ('"P"', '"PT"', '"1D"', '"P1H"'),
+    ),
+    Row("format: json-pointer", {"type": "string", "format": "json-pointer"}, ('""', '"/a/0/~1b"'), ('"a"', '"/~2"')),
     Row("format: int32", {"type": "integer", "format": "int32"}, ("2147483647",), ("2147483648",), "a range"),
     Row("minimum", {"type": "integer", "minimum": -5}, ("-5", "-3", "7"), ("-6",)),
     Row("maximum", {"type": "number", "maximum": 4}, ("4", "4.0", "-0.5", "3.999"), ("4.1", "5")),
