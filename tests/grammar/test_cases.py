@@ -12,7 +12,7 @@ from runtime.grammar.backends import BackendName, Llguidance, Xgrammar
 from runtime.grammar.pieces import Pieces
 from runtime.grammar.protocol import Vocabulary
 from runtime.messages import GrammarSpec
-from tests.grammar.toolkit import Toolkit, schema_spec
+from tests.grammar.toolkit import Toolkit, allowed, schema_spec
 
 BACKENDS = pytest.mark.parametrize("backend", ["xgrammar", "llguidance"])
 STR = {"type": "string"}
@@ -87,14 +87,31 @@ def test_d10_a_control_token_spelled_like_json_never_matches() -> None:
     schema = {"type": "object", "properties": {"q": {"type": "array", "items": STR}}, "required": ["q"]}
     for backend in ("xgrammar", "llguidance"):
         compiled = small.compile(schema_spec(schema), backend)
-        found = [small.random_text(compiled, seed) for seed in range(40)]
+        found = [small.random_text(compiled, seed) for seed in range(500)]  # any allowed token: the highest temperature
         complete = [json.loads(text) for text in found if text is not None]
-        assert complete
+        assert len(complete) > 250  # the others were cut off, being long
         assert all(isinstance(v["q"], list) for v in complete)
         cursor = compiled.cursor()
         for token in (4, 0, 8, 12, 1):
             assert cursor.accept(token)
         assert not cursor.accept(6)
+
+
+@BACKENDS
+def test_d18_every_stop_id_ends_a_complete_text_and_nothing_else_follows(kit: Toolkit, backend: BackendName) -> None:
+    compiled = kit.compile(GrammarSpec(kind="regex", spec="[0-9]{3}"), backend)
+    cursor = compiled.cursor()
+    stops = set(kit.vocab.stop_ids)
+    assert len(stops) > 1
+    for token in kit.pieces.split(b"123"):
+        assert not stops & set(allowed(cursor, kit.n_words).tolist())
+        assert cursor.accept(token)
+    assert set(allowed(cursor, kit.n_words).tolist()) == stops
+    assert cursor.done
+    for stop in stops:
+        ended = cursor.fork()
+        assert ended.accept(stop)
+        assert not any(ended.accept(t) for t in kit.pieces.split(b"456"))
 
 
 @BACKENDS

@@ -10,6 +10,7 @@ import pytest
 
 import ramet as rt
 from runtime.errors import InvalidRequest
+from runtime.messages import unpack_ids
 from tests.grammar.conftest import MODEL
 from tests.grammar.toolkit import is_valid
 
@@ -79,6 +80,41 @@ def test_jumping_changes_no_value(expected: list[Any]) -> None:
     assert all(a.usage.forced_tokens == 0 for a in plain)
     assert [json.loads(a.text) for a in plain] == [json.loads(a.text) for a in expected]
     assert [a.token_ids for a in plain] == [a.token_ids for a in expected]
+
+
+def test_e1_twenty_prompts_have_the_same_values_with_and_without_jumps(default: rt.Engine) -> None:
+    schema = {
+        "type": "object",
+        "properties": {"name": {"type": "string"}, "population": {"type": "integer"}},
+        "required": ["name", "population"],
+        "additionalProperties": False,
+    }
+    names = "Paris Rome Tokyo Cairo Lima Oslo Delhi Quito Bonn Kyiv Bern Riga Doha Baku Lyon Nice York Bath Cork Graz"
+    question = "How many people live in {}? Answer as JSON."
+    asked = [[{"role": "user", "content": question.format(city)}] for city in names.split()]
+    options: dict[str, Any] = {"json_schema": schema, "temperature": 0, "max_tokens": 32}
+    jumped = default.generate(asked, **options)
+    with engine(jump_forward=False) as one:
+        plain = one.generate(asked, **options)
+    assert all(a.usage.forced_tokens >= 4 for a in jumped)
+    for a, b in zip(jumped, plain, strict=True):
+        assert a.text == b.text
+        assert " :" not in a.text
+    assert sum(a.finish_reason == "stop" for a in jumped) >= 15
+
+
+def test_logprobs_of_forced_tokens_are_the_models_own(default: rt.Engine, expected: list[Any]) -> None:
+    """Exact, from the same forward: what scoring the whole text afterwards says."""
+    (answer,) = default.generate(prompt("Paris"), json_schema=CITY, temperature=0, max_tokens=64, logprobs=True)
+    assert answer.token_ids == expected[0].token_ids
+    assert answer.usage.forced_tokens > 8
+    assert [lp.token for lp in answer.logprobs] == list(answer.token_ids)
+    asked = unpack_ids(default.submit_of(prompt("Paris")).tokens).tolist()
+    (scored,) = default.generate(
+        [[*asked, *answer.token_ids]], max_tokens=1, logprobs=True, prompt_logprobs_from=len(asked)
+    )
+    assert [lp.token for lp in scored.prompt_logprobs] == list(answer.token_ids)
+    assert [lp.logprob for lp in answer.logprobs] == [lp.logprob for lp in scored.prompt_logprobs]
 
 
 def test_the_other_engine_says_the_same(expected: list[Any]) -> None:
