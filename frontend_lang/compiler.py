@@ -10,7 +10,8 @@ import inspect
 import secrets
 import time
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from contextlib import aclosing
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
@@ -138,8 +139,9 @@ async def prefetch(
         client=program.name,
     )
     usage, began = Usage(prompt_tokens=len(ids)), time.monotonic()
-    async for piece in await (batcher or Batcher(prepared.backend)).submit(request):
-        usage = piece.usage or usage
+    async with aclosing(cast(Any, await (batcher or prepared.batcher()).submit(request))) as stream:
+        async for piece in stream:
+            usage = piece.usage or usage
     prompt = np.asarray(ids, np.int32)
     took = time.monotonic() - began
     return len(ids), Event(

@@ -109,7 +109,7 @@ class Program(Generic[P, R]):
         self._check(args, kwargs)
         _refuse_loop("run", "arun")
         prepared = self._prepare(target)
-        run = self._new(prepared, Batcher(prepared.backend), prepared.loop(), temperature, seed, deadline)
+        run = self._new(prepared, prepared.batcher(), prepared.loop(), temperature, seed, deadline)
         if inspect.iscoroutinefunction(self.fn):
             value = run.do(run.aexecute(self._body(args, kwargs)))
         else:
@@ -129,7 +129,7 @@ class Program(Generic[P, R]):
         """Run on the current event loop (a plain function's body in a thread). Cancelling it cancels every branch."""
         self._check(args, kwargs)
         prepared = self._prepare(target)
-        return await self._arun(prepared, Batcher(prepared.backend), args, kwargs, temperature, seed, deadline)
+        return await self._arun(prepared, prepared.batcher(), args, kwargs, temperature, seed, deadline)
 
     @asynccontextmanager
     async def start(
@@ -149,7 +149,7 @@ class Program(Generic[P, R]):
         self._check(args, kwargs)
         prepared = self._prepare(target)
         loop = asyncio.get_running_loop()
-        run = self._new(prepared, Batcher(prepared.backend), loop, temperature, seed, deadline)
+        run = self._new(prepared, prepared.batcher(), loop, temperature, seed, deadline)
         body = asyncio.ensure_future(run.aexecute(self._body(args, kwargs)))
         run.main._expect(body)
         try:
@@ -211,7 +211,7 @@ class Program(Generic[P, R]):
         for args, kwargs in calls:
             self._check(args, kwargs)
         prepared = self._prepare(target)
-        batcher = Batcher(prepared.backend)
+        batcher = prepared.batcher()
         began = time.monotonic()
         shared = (await prefetch(self, prepared, calls, batcher))[1] if len(calls) > 1 else None
 

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import threading
 import weakref
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine
 from typing import Any, TypeVar, cast
 
 from frontend_lang.backend import Backend, Piece
@@ -16,6 +16,7 @@ from frontend_lang.template import ChatPieces
 from runtime.messages import Submit
 
 T = TypeVar("T")
+MAX_LIVE = 2048  # requests of one process at a runtime at once: more wait here, not in its queue
 
 
 class Prepared:
@@ -28,6 +29,18 @@ class Prepared:
         self.pieces = ChatPieces(backend)
         self._thread: LoopThread | None = None
         self._lock = threading.Lock()
+        self._gates: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore]
+        self._gates = weakref.WeakKeyDictionary()
+
+    def batcher(self) -> Batcher:
+        return Batcher(self.backend, self.gate)
+
+    def gate(self) -> asyncio.Semaphore:
+        """What every request passes while it lives; one for each event loop."""
+        loop = asyncio.get_running_loop()
+        if loop not in self._gates:
+            self._gates[loop] = asyncio.Semaphore(MAX_LIVE)
+        return self._gates[loop]
 
     def loop(self) -> asyncio.AbstractEventLoop:
         """The loop of plain programs; it ends with this object."""
@@ -75,14 +88,24 @@ def _local(engine: Any) -> Backend:
 class Batcher:
     """Sends everything submitted in one turn of the event loop as one message, so siblings are planned together."""
 
-    def __init__(self, backend: Backend) -> None:
+    def __init__(self, backend: Backend, gate: Callable[[], asyncio.Semaphore]) -> None:
         self._backend = backend
+        self._gate = gate
         self._waiting: list[tuple[Submit, asyncio.Future[AsyncIterator[Piece]]]] = []
         self.n_requests = 0
         self.n_messages = 0
 
     async def submit(self, request: Submit) -> AsyncIterator[Piece]:
-        """The request's stream; closing it aborts the request."""
+        """The request's stream; closing it aborts the request. It must be closed."""
+        gate = self._gate()
+        await gate.acquire()
+        try:
+            return _Held(await self._submit(request), gate)
+        except BaseException:
+            gate.release()
+            raise
+
+    async def _submit(self, request: Submit) -> AsyncIterator[Piece]:
         loop = asyncio.get_running_loop()
         turn: asyncio.Future[AsyncIterator[Piece]] = loop.create_future()
         if not self._waiting:
@@ -119,6 +142,25 @@ class Batcher:
         for (_, turn), stream in zip(waiting, streams, strict=True):
             turn.set_result(stream)
         return True
+
+
+class _Held(AsyncIterator[Piece]):
+    """A stream that holds a place at the gate until it is closed."""
+
+    def __init__(self, stream: AsyncIterator[Piece], gate: asyncio.Semaphore) -> None:
+        self._stream = stream
+        self._gate: asyncio.Semaphore | None = gate
+
+    async def __anext__(self) -> Piece:
+        return await anext(self._stream)
+
+    async def aclose(self) -> None:
+        try:
+            await cast(Any, self._stream).aclose()
+        finally:
+            gate, self._gate = self._gate, None
+            if gate is not None:
+                gate.release()
 
 
 class LoopThread:

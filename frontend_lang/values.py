@@ -84,7 +84,15 @@ class Var:
 
     async def wait(self) -> Any:
         """The value, awaited on the running loop. Cancelling the wait leaves the value alone."""
-        return await asyncio.shield(asyncio.wrap_future(self.future))
+        here = asyncio.wrap_future(self.future)
+        here.add_done_callback(_noted)
+        return await asyncio.shield(here)
+
+
+def _noted(future: asyncio.Future[Any]) -> None:
+    """A failure is kept in the value for whoever reads it: one whose waiter was cancelled is no news for asyncio."""
+    if not future.cancelled():
+        future.exception()
 
 
 class TextStream:

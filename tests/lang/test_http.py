@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import ramet as rt
-from frontend_lang.errors import BackendLost, BranchCancelled, InvalidPiece, InvalidSchema
+from frontend_lang.errors import BackendLost, BranchCancelled, InvalidSchema
 from frontend_lang.http import HttpBackend
 from runtime.engine import Engine
 from runtime.errors import InvalidRequest, Unavailable
@@ -181,5 +181,5 @@ async def test_async_programs_over_http(url: str) -> None:
 
 
 def test_not_a_url() -> None:
-    with pytest.raises((InvalidPiece, Unavailable)):
+    with pytest.raises(BackendLost, match="missing an 'http"):
         turns.run("not a url", 1)

@@ -28,11 +28,11 @@ class Form:
 def garden(s: rt.State) -> None:
     s.system("You plan gardens with care, in few words, and you never forget the rain.")
     s.user("Fill in the form.")
-    s.assistant("Here: ", rt.gen("form", Form), " done.", rt.gen("more", max_tokens=4))
+    s.assistant("Here: ", rt.gen("form", Form), " done.", rt.gen("more", max_tokens=4, ignore_eos=True))
     with s.fork(["flowers", "grass"]) as branches:
         for branch in branches:
             branch.user(f"Plan it with {branch.name}, é.")
-            branch.assistant(rt.gen("idea", max_tokens=9), " Good: ", rt.select("good", ["Yes", "No"]))
+            branch.assistant(rt.gen("idea", max_tokens=9, ignore_eos=True), " Good: ", rt.select("good", ["Yes", "No"]))
     branches.join("\n")
     s.user("Which is best?")
     s.assistant(rt.gen("best", max_tokens=5))
@@ -63,7 +63,9 @@ def test_every_token_knows_where_it_came_from(engine: Engine, target: Any) -> No
         assert all(part in told for part in ("user", "assistant"))
         assert len(told) >= len(literal)
     forced = [piece.text for piece in stories["main"] if piece.kind == "forced"]
-    assert forced[0] == '"colour": "'
+    assert forced
+    (form,) = [span.text for span in record.branches["main"][1] if span.name == "form"]
+    assert all(text in form for text in forced)
     assert sum(piece.n_tokens for piece in stories["main"] if piece.kind == "forced") == record.totals().forced
     made = sum(p.n_tokens for story in stories.values() for p in story if p.kind in ("generated", "forced"))
     assert record.totals().generated - made in (0, 1)  # a final stop token does not stay
