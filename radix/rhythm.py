@@ -10,7 +10,7 @@ OWN, ALL = 5, 511  # gaps remembered: of one program, of all together
 
 
 class Rhythm:
-    """Medians of the last gaps. Only programs that have a name of their own are watched."""
+    """The last gaps of each program and of all together. Only programs that have a name of their own are watched."""
 
     def __init__(self) -> None:
         self._left: dict[str, float] = {}  # when each program that is away ended its last request
@@ -42,9 +42,13 @@ class Rhythm:
             del self._left[next(iter(self._left))]
 
     def expect(self, program: str) -> float | None:
-        """Seconds until it will probably be back: what is usual for it, and never more than is usual for all."""
+        """Seconds after which it may well be back: its shortest gap lately, and never more than is usual for all.
+
+        The shortest and not the middle one, because what is kept too long costs one place and what is thrown away
+        just before it comes back costs a whole prompt.
+        """
         own = self._own.get(program)
         if not self._sorted:
             return None
         usual = self._sorted[len(self._sorted) // 2]
-        return usual if not own else min(usual, sorted(own)[len(own) // 2])
+        return usual if not own else min(usual, *own)

@@ -258,5 +258,6 @@ def test_what_is_usual_is_learned_from_a_bounded_past() -> None:
     assert rhythm.expect("slow") == 5.0  # never more than is usual for all
     rhythm.gone("slow", now)
     rhythm.came("slow", now + 1.0)
+    assert rhythm.expect("slow") == 1.0
     rhythm.came("slow", now + 2.0)  # it was not away
     assert rhythm._own["slow"][-1] == 1.0
