@@ -9,6 +9,7 @@ import pytest
 
 from runtime.execute.fake import FakeRunner, fake_spec
 from runtime.messages import GrammarSpec
+from runtime.scheduler.retract import retract
 from tests.runtime.fake_grammar import END, FakeCursor, FakeGrammars, spec_of
 from tests.runtime.world import World, make_segment, make_submit
 
@@ -86,16 +87,20 @@ def test_a_stop_inside_forced_tokens_ends_there(overlap: bool) -> None:
 
 
 @BOTH
-def test_penalties_count_forced_tokens(overlap: bool) -> None:
-    """5 to 8 are forced, then any of them may follow: the heavily penalised ones must not win over a fresh one."""
-    world = world_of(overlap)
+@pytest.mark.parametrize("logprobs", [False, True])
+def test_penalties_count_forced_tokens(overlap: bool, logprobs: bool) -> None:
+    """5 to 8 are forced, then any of them may follow: penalised ones win less often over a fresh one."""
     places = [[9, 10], [5], [6], [7], [8], [5, 6, 7, 8, 30]]
-    world.ask("a", [2, 3], grammar=spec_of(places), max_tokens=20, presence_penalty=2.0, logit_bias={30: 20.0})
-    assert world.run().tokens("a")[-1] == 30
-    request_said = [world.tokens("a")]
-    world = world_of(overlap, jump_forward=False)
-    world.ask("a", [2, 3], grammar=spec_of(places), max_tokens=20, presence_penalty=2.0, logit_bias={30: 20.0})
-    assert [world.run().tokens("a")] == request_said
+    said = []
+    for jump, penalty in ((True, 2.0), (False, 2.0), (True, 0.0)):
+        world = world_of(overlap, jump_forward=jump)
+        options = {"max_tokens": 20, "frequency_penalty": penalty, "presence_penalty": penalty, "logprobs": logprobs}
+        for i in range(8):
+            world.ask(f"r{i}", [2 + i, 3], grammar=spec_of(places), **options)
+        world.run()
+        said.append([world.tokens(f"r{i}")[-1] for i in range(8)])
+    assert said[0] == said[1]
+    assert said[0].count(30) > said[2].count(30)
 
 
 @BOTH
@@ -147,6 +152,23 @@ def test_logprobs_of_forced_tokens_survive_retraction(overlap: bool) -> None:
         found.append([world.said[f"r{i}"].logprobs for i in range(4)])
     assert world.scheduler.stats()["retractions"] > 0
     assert found[0] == found[1]
+
+
+@BOTH
+@pytest.mark.parametrize("turns", range(2, 14))
+def test_retraction_at_any_moment_loses_no_logprob(overlap: bool, turns: int) -> None:
+    """Between a forced run, its sample's commit and that of its row; what was computed is matched in the cache."""
+    found = []
+    for retracted in (False, True):
+        world = world_of(overlap, page_size=1, n_pages=256)
+        world.ask("a", range(2, 9), grammar=spec_of([[3], [4], *CHOICES * 2]), max_tokens=50, logprobs=True)
+        world.turn(turns)
+        if retracted and "a" in world.state.live and world.state.live["a"].slot:
+            retract(world.state, world.state.live["a"])
+        found.append(world.run().said["a"])
+    assert found[0].tokens == found[1].tokens
+    assert found[0].logprobs == found[1].logprobs
+    assert len(found[0].logprobs) == len(found[0].tokens)
 
 
 @BOTH
