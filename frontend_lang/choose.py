@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import aclosing
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
@@ -12,7 +13,7 @@ from frontend_lang.driver import Driver
 from frontend_lang.errors import Unsupported
 from frontend_lang.ir import Select, Step
 from frontend_lang.outcome import failure, gather
-from frontend_lang.select import Scored, first_difference, pick, scores
+from frontend_lang.select import Scored, first_difference, pick, scores, shared_starts
 from frontend_lang.values import Info
 from runtime.messages import Ids, TokenLogprob, Usage
 from runtime.params import SamplingParams
@@ -46,20 +47,33 @@ async def _score(driver: Driver, step: Step, node: Select) -> tuple[list[Scored]
     prompt = np.asarray(await context.prompt(), np.int32)
     joint = [np.asarray(await context.prompt(choice), np.int32) for choice in node.choices]
     start = first_difference(prompt, joint)
-    rows = await gather(*(_row(driver, step, node, ids, start) for ids in joint))
+    rows = await _rows(driver, step, node, joint, start)
     scored = [
         Scored(tuple(map(int, ids[start:])), tuple(_number(lp) for lp in row))
         for ids, row in zip(joint, rows, strict=True)
     ]
     if node.score == "unconditional":
         neutral = _neutral(driver)
-        alone = await gather(
-            *(_row(driver, step, node, np.concatenate([neutral, ids[start:]]), len(neutral)) for ids in joint)
-        )
+        bare = [np.concatenate([neutral, ids[start:]]) for ids in joint]
+        alone = await _rows(driver, step, node, bare, len(neutral))
         scored = [
             replace(choice, alone=tuple(_number(lp) for lp in row)) for choice, row in zip(scored, alone, strict=True)
         ]
     return scored, rows
+
+
+async def _rows(
+    driver: Driver, step: Step, node: Select, sequences: Sequence[Ids], start: int
+) -> list[tuple[TokenLogprob, ...]]:
+    """Log-probabilities of every sequence from `start` on, in one message; what sequences share is scored once."""
+    starts = shared_starts(sequences, start)
+    asked = [(ids, begin) for ids, (begin, _) in zip(sequences, starts, strict=True) if begin < len(ids)]
+    answers = iter(await gather(*(_row(driver, step, node, ids, begin) for ids, begin in asked)))
+    rows: list[tuple[TokenLogprob, ...]] = []
+    for ids, (begin, source) in zip(sequences, starts, strict=True):
+        shared = rows[source][: begin - start] if source < len(rows) else ()
+        rows.append(shared + (next(answers) if begin < len(ids) else ()))
+    return rows
 
 
 async def _row(driver: Driver, step: Step, node: Select, ids: Ids, start: int) -> tuple[TokenLogprob, ...]:

@@ -32,6 +32,22 @@ def first_difference(prompt: Ids, joint: Sequence[Ids]) -> int:
     return min(min(common_prefix(prompt, ids), len(ids) - 1) for ids in joint)
 
 
+def shared_starts(rows: Sequence[Ids], start: int) -> list[tuple[int, int]]:
+    """For each row: where it leaves all rows before it (at least `start`), and the row it has gone with until there.
+
+    What rows share need be scored once only. A row that is the beginning of an earlier one starts at its end.
+    """
+    out: list[tuple[int, int]] = []
+    for index, row in enumerate(rows):
+        best, source = start, index
+        for earlier in range(index):
+            n = common_prefix(row, rows[earlier])
+            if n > best:
+                best, source = n, earlier
+        out.append((best, source))
+    return out
+
+
 def scores(method: Score, choices: Sequence[Scored]) -> list[float]:
     """One number a choice, larger is better."""
     if method == "sum":

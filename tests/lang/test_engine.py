@@ -140,6 +140,21 @@ def test_select_is_cold_equals_warm_and_scores_one_message(engine: Engine) -> No
     assert warm.totals.prefilled < cold.totals.prefilled
 
 
+def test_choices_share_their_own_beginnings(engine: Engine) -> None:
+    beginning = "the long way round the lake, past the mill and the old bridge, to the house "
+
+    @rt.function
+    def choose(s: rt.State) -> Any:
+        s += RULES + "Take "
+        s += rt.select("way", [beginning + end for end in ("one", "two", "three", "four")])
+        return s["way"]
+
+    totals = choose.run(engine).totals
+    assert (totals.requests, totals.messages) == (4, 1)
+    assert totals.prefilled < len(RULES) + len("Take ") + len(beginning) + 4 * 8 + 8
+    assert totals.hit_rate >= 0.99
+
+
 def test_a_batch_prefills_its_common_beginning_once(engine: Engine) -> None:
     @rt.function
     def ask(s: rt.State, topic: str) -> Any:

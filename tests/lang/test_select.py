@@ -10,7 +10,7 @@ import pytest
 import ramet as rt
 from frontend_lang.backend import Abilities
 from frontend_lang.errors import InvalidChoices, InvalidPiece, Unsupported
-from frontend_lang.select import Scored, first_difference, greedy, pick, scores
+from frontend_lang.select import Scored, first_difference, greedy, pick, scores, shared_starts
 from runtime.messages import unpack_ids
 from tests.lang.fake import FakeBackend
 
@@ -114,3 +114,15 @@ def test_bad_options() -> None:
 def test_a_backend_that_cannot_score_says_so() -> None:
     with pytest.raises(Unsupported, match=r"fake cannot score.*branch 'main', test_select.py"):
         run(FakeBackend(able=Abilities(scoring=False)), "A:", ["x", "y"])
+
+
+def test_what_choices_share_is_scored_once(backend: FakeBackend) -> None:
+    """Rows begin where they leave the others; a choice that begins another needs no row after it."""
+    rows = [np.array(ids, np.int32) for ids in ([1, 2, 3, 4], [1, 2, 3, 5], [1, 2, 7], [1, 2, 3])]
+    assert shared_starts(rows, 1) == [(1, 0), (3, 0), (2, 0), (3, 0)]
+    together = run(backend, "A: ", ["the cat", "the dog", "the", "red"])
+    assert len(backend.messages[0]) == 3
+    apart = {
+        name: run(FakeBackend(), "A: ", [name, "red"]).info("pick").scores[name] for name in ("the cat", "the dog")
+    }
+    assert {name: together.info("pick").scores[name] for name in apart} == apart
