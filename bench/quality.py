@@ -3,7 +3,8 @@
     python -m bench.quality [--model smollm2-135m] [--tokens 3000] [--checkpoint FOLDER] [--only NAME ...]
 
 `--checkpoint` names a folder with the same weights in floating point (bench.peers_setup writes one), whose int8 and q4
-are then made by Ramet.
+are then made by Ramet. `--dither` first moves its weights off the 4-bit grid that they come from, by up to half a step:
+a checkpoint like any that was never quantised, and worse by itself, so compare with its own "default" line.
 
 Every variant scores the same tokens in the same windows through the native kernels. The reference is the model
 file's weights expanded to float32.
@@ -14,10 +15,13 @@ from __future__ import annotations
 import argparse
 import gzip
 import json
+import shutil
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import torch
+from safetensors.torch import load_file, save_file
 
 from kernels.base import AttnMeta
 from runtime.config import EngineConfig
@@ -51,6 +55,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=3000)
     parser.add_argument("--threads", type=int, default=None)
     parser.add_argument("--checkpoint", type=Path, default=None)
+    parser.add_argument("--dither", action="store_true")
     parser.add_argument("--only", nargs="*", default=None, metavar="NAME", help="variants beside float32")
     asked = parser.parse_args()
     ids = agent_tokens(Tokenizer.from_model(resolve_model(asked.model)), asked.tokens)
@@ -58,6 +63,8 @@ def main() -> None:
     print("| variant | NLL per token | over float32 |\n|---|---|---|")
     exact: float | None = None
     todo = [(name, asked.model, options) for name, options in VARIANTS.items()]
+    if asked.checkpoint and asked.dither:
+        asked.checkpoint = dithered(asked.checkpoint)
     if asked.checkpoint:
         todo += [(f"checkpoint, {name}", str(asked.checkpoint), options) for name, options in MADE.items()]
     for name, model, options in todo:
@@ -78,6 +85,23 @@ def agent_tokens(tokenizer: Tokenizer, limit: int) -> list[int]:
             calls = "".join(f"\n{call['name']}({call['arguments']})" for call in message.get("tool_calls", ()))
             lines.append(f"<|im_start|>{message['role']}\n{message['content'] or ''}{calls}<|im_end|>\n")
     return tokenizer.encode("".join(lines))[:limit]
+
+
+def dithered(folder: Path) -> Path:
+    """A copy whose linear weights are moved by up to half a 4-bit step of their group of 32."""
+    copy, generator, moved = Path(tempfile.mkdtemp()), torch.Generator().manual_seed(0), {}
+    for file in folder.iterdir():
+        if file.suffix != ".safetensors":
+            shutil.copy(file, copy)
+    for name, weight in load_file(folder / "model.safetensors").items():
+        moved[name] = weight.float()
+        if "proj" in name:
+            groups = weight.float().view(len(weight), -1, 32)
+            step = (groups.amax(-1, keepdim=True) - groups.amin(-1, keepdim=True)) / 15
+            noise = torch.rand(groups.shape, generator=generator) - 0.5
+            moved[name] = (groups + noise * step).view_as(weight).contiguous()
+    save_file(moved, copy / "model.safetensors")
+    return copy
 
 
 def nll(runner: ModelRunner, ids: list[int]) -> float:
