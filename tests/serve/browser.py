@@ -15,7 +15,7 @@ import httpx
 from tests.serve.running import CHROMIUM, free_port, wait_until
 
 DRIVER = shutil.which("chromedriver")
-FLAGS = ["--headless=new", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--window-size=1280,1000"]
+FLAGS = ["--headless=new", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--window-size=1280,1300"]
 
 
 class Browser:
