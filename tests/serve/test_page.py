@@ -14,7 +14,7 @@ return document.getElementById("tip").textContent;
 
 def test_a_person_chats_and_sees_what_is_shared_and_who_uses_it(tmp_path):
     """The question in the address is asked; while it is answered the tree names its user and a lane grows."""
-    with toy_engine(latency_s=0.1) as engine, toy_server(engine) as url, browser(tmp_path) as page:
+    with toy_engine(latency_s=0.03) as engine, toy_server(engine) as url, browser(tmp_path) as page:
         page.open(f"{url}/#ask=Hello%20there")
         page.wait('document.body.dataset.live === "yes"', 30)
         page.wait('document.querySelector("#tree rect.pinned")', 30)

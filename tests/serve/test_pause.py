@@ -16,7 +16,7 @@ N = 64
 
 @contextlib.asynccontextmanager
 async def server(**options) -> AsyncIterator[httpx.AsyncClient]:
-    with toy_engine(latency_s=0.002, **options) as engine, toy_server(engine) as url:
+    with toy_engine(**{"latency_s": 0.002, **options}) as engine, toy_server(engine) as url:
         limits = httpx.Limits(max_connections=N + 8)
         async with httpx.AsyncClient(base_url=url, timeout=60, limits=limits) as http:
             yield http
@@ -70,7 +70,7 @@ async def test_an_aborting_pause_ends_what_runs_and_what_waits():
 
 
 async def test_a_flush_may_be_the_first_request_and_follow_each_answer_at_once():
-    async with server() as http:
+    async with server(latency_s=0.0) as http:
         assert (await http.post("/flush_cache")).status_code == 200
         for i in range(100):
             await answer(http, i)
