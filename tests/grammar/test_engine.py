@@ -105,7 +105,7 @@ def test_e1_twenty_prompts_have_the_same_values_with_and_without_jumps(default: 
 
 def test_logprobs_of_forced_tokens_are_the_models_own(default: rt.Engine, expected: list[Any]) -> None:
     """Exact, from the same forward: what scoring the whole text afterwards says."""
-    (answer,) = default.generate(prompt("Paris"), json_schema=CITY, temperature=0, max_tokens=64, logprobs=True)
+    (answer,) = default.generate([prompt("Paris")], json_schema=CITY, temperature=0, max_tokens=64, logprobs=True)
     assert answer.token_ids == expected[0].token_ids
     assert answer.usage.forced_tokens > 8
     assert [lp.token for lp in answer.logprobs] == list(answer.token_ids)
