@@ -89,8 +89,19 @@ class PrefixCache:
         spot = self.tree.locate(root, _key(tokens, 0, limit))
         return self.tree.path(spot.node)[: spot.n_bytes // TOKEN_BYTES // self.page_size]
 
-    def acquire(self, ns: Namespace, tokens: Ids, limit: int | None = None, *, hints: HintsLike | None = None) -> Lease:
-        """Lease the longest cached prefix of `tokens`, at most `limit` tokens (default: all but the last)."""
+    def acquire(
+        self,
+        ns: Namespace,
+        tokens: Ids,
+        limit: int | None = None,
+        *,
+        tail: bool = True,
+        hints: HintsLike | None = None,
+    ) -> Lease:
+        """Lease the longest cached prefix of `tokens`, at most `limit` tokens (default: all but the last).
+
+        `tail`: False takes whole pages only, and so holds nothing beside them.
+        """
         root = self.tree.root(ns)
         program = hints.program_id if hints is not None else None
         lease = Lease(self.tree, root, program)
@@ -99,10 +110,10 @@ class PrefixCache:
         self.tree.pin(root, None, self.now)
         self.leases.add(lease)
         if self.enabled:
-            self._descend(lease, _key(tokens, 0, limit))
+            self._descend(lease, _key(tokens, 0, limit), tail)
         return lease
 
-    def advance(self, lease: Lease, tokens: Ids, limit: int | None = None) -> int:
+    def advance(self, lease: Lease, tokens: Ids, limit: int | None = None, *, tail: bool = True) -> int:
         """Match further down: others may have published since. Returns the new `lease.n_tokens`.
 
         For a request with nothing of its own after the leased pages: a tail found earlier is given up (an
@@ -112,14 +123,14 @@ class PrefixCache:
         self.tails.disown(lease)
         lease.tail = None
         if self.enabled:
-            self._descend(lease, _key(tokens, lease.n_tokens, limit))
+            self._descend(lease, _key(tokens, lease.n_tokens, limit), tail)
         return lease.n_tokens
 
-    def _descend(self, lease: Lease, data: bytes) -> None:
-        """Move the lease down to where `data` leads, and take the tail there."""
+    def _descend(self, lease: Lease, data: bytes, tail: bool) -> None:
+        """Move the lease down to where `data` leads, and take the tail there if wanted."""
         spot = self.tree.locate(lease.node, data)
         self._move(lease, self._border(spot), spot.n_bytes // TOKEN_BYTES, hit=True)
-        if spot.source is None:
+        if spot.source is None or not tail:
             return
         leaf = spot.source
         leaf.awaited = max(0, leaf.awaited - 1)

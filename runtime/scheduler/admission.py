@@ -78,7 +78,9 @@ class Admission:
         alone = state.rows.n_used == 0
         tokens = request.tokens
         limit = state.match_limit(request, request.known)
-        lease = state.cache.acquire(state.namespace(request), tokens, limit, hints=request.submit.hints)
+        lease = state.cache.acquire(
+            state.namespace(request), tokens, limit, tail=not request.no_tail, hints=request.submit.hints
+        )
         if not alone and not self.fits(request, lease.n_tokens):
             state.cache.finish(lease, tokens, np.zeros(0, np.int32), 0, keep=False)
             return False

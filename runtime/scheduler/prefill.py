@@ -145,7 +145,8 @@ class PrefillPlanner:
             return None
         if not is_new:
             tokens = rows.row_tokens(slot)
-            state.cache.advance(request.lease, tokens, state.match_limit(request, len(tokens)))
+            limit = state.match_limit(request, len(tokens))
+            state.cache.advance(request.lease, tokens, limit, tail=not request.no_tail)
             admission.take_leased(request)
         tail: Tail | None = request.lease.tail
         return tail

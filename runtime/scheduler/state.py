@@ -119,8 +119,7 @@ class State:
 
     def match_limit(self, request: Request, n_tokens: int) -> int:
         """Most of its tokens that may come from the cache."""
-        limit = request.match_limit(n_tokens)
-        return limit // self.page_size * self.page_size if request.no_tail else limit
+        return request.match_limit(n_tokens)
 
     def charge(self, request: Request, n_tokens: int) -> None:
         """Book service to the request's program or client, where the policy keeps accounts."""

@@ -85,3 +85,15 @@ def test_siblings_of_any_shape_answer_as_if_alone_and_share_all_they_can(
     if budget[0] == 512:  # nobody was cut into chunks: what is computed is what is distinct, and each one's last token
         distinct = {tuple(p[: i + 1]) for p in prompts for i in range(len(p))}
         assert world.scheduler.stats()["prefilled"] <= len(distinct) + len(prompts)
+
+
+@BOTH
+def test_a_copy_that_the_pool_has_no_room_for_is_given_up_wherever_it_is_found(overlap: bool) -> None:
+    """The cached branch that a prompt leaves fills the pool, and holding it for a copy would leave no page to go on."""
+    world = World(overlap=overlap, page_size=4, n_pages=32, max_running=1, max_step_tokens=8, chunk_tokens=8)
+    world.ask("branch", ids(128), max_tokens=0)
+    world.run()
+    prompt = [*ids(58), *[63] * 40]  # leaves inside a page, with most of the pool below
+    world.ask("leaves", prompt, max_tokens=5)
+    assert world.run().tokens("leaves") == alone(prompt, max_tokens=5).tokens
+    assert world.said["leaves"].finish.message is None  # type: ignore[union-attr]
