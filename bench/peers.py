@@ -80,7 +80,8 @@ class Slow:
 def start(stack: ExitStack, root: Path, names: Sequence[str], threads: int) -> list[Target]:
     """Every peer that was asked for, up and warm."""
     gguf, folder = resolve_model("smollm2-135m"), bf16_model(root)
-    ramet = [sys.executable, "-m", "runtime.cli", "serve", "--threads", str(threads), "--log-level", "warning"]
+    script = str(Path(sys.executable).with_name("ramet"))
+    ramet = [script, "serve", "--threads", str(threads), "--log-level", "warning"]
     makers = {
         peers_report.DEFAULT: (*ramet, "--model", str(gguf)),
         peers_report.BF16: (*ramet, "--model", str(folder), "--dtype", "bfloat16"),
