@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import lru_cache
 
 from runtime.grammar.jsontext import PLAIN_CHAR
 from runtime.grammar.regular import MAX_CHAR, Alt, Class, Regex, Repeat, Seq, complement
@@ -184,6 +185,7 @@ def _ebnf_string(text: str) -> str:
     return '"' + "".join(_ebnf_char(ord(c)) for c in text) + '"'
 
 
+@lru_cache(1024)
 def _ebnf_char(code: int) -> str:
     if chr(code).isascii() and (chr(code).isalnum() or chr(code) in " _,:;.!#$%&'()*+/<=>?@`{|}~"):
         return chr(code)

@@ -81,11 +81,13 @@ def join(*items: Expr) -> Expr:
     flat: list[Expr] = []
     for item in items:
         for part in item.items if isinstance(item, Join) else (item,):
-            if part == NOTHING_FITS:
+            if isinstance(part, Choice) and not part.items:
                 return NOTHING_FITS
-            if isinstance(part, Text) and flat and isinstance(flat[-1], Text):
+            if not isinstance(part, Text):
+                flat.append(part)
+            elif flat and isinstance(flat[-1], Text):
                 flat[-1] = Text(flat[-1].text + part.text)
-            elif part != Text(""):
+            elif part.text:
                 flat.append(part)
     return flat[0] if len(flat) == 1 else Join(tuple(flat))
 
