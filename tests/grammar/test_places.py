@@ -85,3 +85,20 @@ def test_the_same_for_every_kind_of_keyword(kit: Toolkit, row: Row) -> None:
 )
 def test_cut_characters_wait(data: bytes, whole: str | None, rest: bytes) -> None:
     assert _characters(data) == (whole, rest)
+
+
+@BACKENDS
+def test_other_values_of_the_same_length_lead_to_known_places(kit: Toolkit, backend: BackendName) -> None:
+    """The second answer needs no engine at all, and a longer one only where it leaves the first one's path."""
+    compiled: Any = kit.compile(schema_spec({**SHAPES["bounded strings"], "additionalProperties": False}), backend)
+    asked = []
+    for text in ('{"a": "xyz", "b": "q"}', '{"a": "pqr", "b": "w"}', '{"a": "pqrs", "b": "w"}'):
+        cursor, row = compiled.cursor(), np.zeros(kit.n_words, np.int32)
+        for token in [piece for char in text for piece in kit.pieces.split(char.encode())]:
+            cursor.fill(row)
+            assert cursor.accept(token)
+        assert cursor.done
+        asked.append(cursor._matcher._fed if cursor._matcher._inner is not None else 0)
+    assert asked[0] > 0
+    assert asked[1] == 0
+    assert asked[2] > 0
