@@ -99,7 +99,8 @@ class _Loader:
         free = max(0, gpu.free_bytes() - reserve)
         pool = size_pool(config, kv_bytes_per_token(c, kv_dtype), free, cap_bytes=None, fraction=POOL_FRACTION)
         quantised = f", {method.name} layers" if method is not None else ""
-        why = f"{self.why}; {dtype_name(dtype)}{quantised} over {dtype_name(kv_dtype)} KV; {pool.why}"
+        small = f"{self.ops.fused.name} for the small operations"
+        why = f"{self.why}, {small}; {dtype_name(dtype)}{quantised} over {dtype_name(kv_dtype)} KV; {pool.why}"
         loading = Loading(dtype, kv_dtype, context, pool, weight_bytes, self.ops.name, why)
         runner = self._runner(model, kv_dtype, pool.n_pages, describe(config, checkpoint, loading))
         if config.cuda_graphs == "start" and runner.graphs is not None:

@@ -182,6 +182,7 @@ def test_the_pool_is_what_the_weights_a_step_and_its_graph_leave(folder: Path) -
     assert runner.graphs is not None
     assert runner.graphs.sizes == [1, 2, 4, 6]
     assert runner.graphs.n_captured == 4
+    assert "torch for the small operations; bfloat16 over bfloat16 KV" in runner.spec.why
     assert runner.spec.why.endswith("free); 4 decode graphs take 0.00 GiB")
     runner.close()
 
