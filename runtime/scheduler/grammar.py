@@ -70,6 +70,18 @@ def forced_run(state: State, request: Request, *, mixed: bool) -> list[int]:
     return tokens if len(tokens) >= least else []
 
 
+def ends_with_next(request: Request) -> bool:
+    """True where the grammar forces one more token, which completes it."""
+    assert request.grammar is not None
+    cursor = request.grammar.cursor
+    forced = cursor.forced_tokens(2)
+    if len(forced) != 1 or not cursor.accept(forced[0]):
+        return False
+    done = bool(cursor.done)
+    cursor.rollback(1)
+    return done
+
+
 def owe_forced(state: State, request: Request, tokens: list[int]) -> None:
     """Forced tokens, written behind the row's known ones, that are computed now and said with the next sample.
 

@@ -8,7 +8,7 @@ from runtime.errors import RequestFailed
 from runtime.messages import Finish, Output, TokenLogprob, unpack_ids
 from runtime.request import Phase, Request
 from runtime.scheduler.batch import Planned
-from runtime.scheduler.grammar import accept, count_jump, forced_run, owe_forced, start_grammar
+from runtime.scheduler.grammar import accept, count_jump, ends_with_next, forced_run, owe_forced, start_grammar
 from runtime.scheduler.release import end, fail
 from runtime.scheduler.sampling import PenaltyState
 from runtime.scheduler.state import State
@@ -45,6 +45,7 @@ class Speaker:
                     jumped = self._jump(request, planned)
                     verdict = self._verdict_of_jump(request, jumped)
                     said += jumped
+                    self._foresee_the_end(request)
         except Exception as err:  # a fault of one request's grammar is not the others'
             if not isinstance(err, RequestFailed):
                 log.exception("Request %r failed at a token.", request.rid)
@@ -91,6 +92,17 @@ class Speaker:
         if known >= self.state.rows.limit[request.slot]:
             return Finish(reason="length"), 0
         return None
+
+    def _foresee_the_end(self, request: Request) -> None:
+        """Where the token in flight must complete the grammar, nothing is planned behind it."""
+        rows, slot = self.state.rows, request.slot
+        if request.grammar is None or not slot:
+            return
+        in_flight = rows.kv[slot] >= rows.known[slot]
+        if request.phase is Phase.DECODE and in_flight and ends_with_next(request):
+            self.state.to_phase(request, Phase.DRAIN)
+        elif request.phase is Phase.DRAIN and not in_flight:
+            self.state.to_phase(request, Phase.PREFILL)  # it came in smaller pieces
 
     # -- jump-forward ------------------------------------------------------------------------------------------
 

@@ -354,3 +354,24 @@ def test_rare_jumps_are_not_waited_for() -> None:
     world.turn(90)
     assert len(world.scheduler._pipeline) == 1
     world.run()
+
+
+def test_no_step_is_planned_behind_the_token_that_must_be_the_last() -> None:
+    places = [[5, 6], [7, 8], [9, 10], [11]]
+    world = world_of(True, jump_forward=False)
+    world.ask("a", range(2, 9), grammar=spec_of(places), max_tokens=50)
+    assert follows(world.run().tokens("a"), places)
+    stats = world.scheduler.stats()
+    assert (stats["steps"], stats["rows_stale"]) == (4, 0)
+
+
+@BOTH
+@JUMP
+def test_an_end_foreseen_in_vain_is_gone_past(overlap: bool, jump: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Forced text may come in other pieces than foreseen."""
+    monkeypatch.setattr("runtime.scheduler.speak.ends_with_next", lambda request: True)
+    world = world_of(overlap, jump_forward=jump)
+    for i in range(3):
+        world.ask(f"r{i}", range(2, 5 + i), grammar=spec_of(CHOICES), max_tokens=50)
+    world.run()
+    assert all(follows(world.tokens(f"r{i}"), CHOICES) for i in range(3))
