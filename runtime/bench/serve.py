@@ -111,6 +111,10 @@ class Server:
         """CPU seconds used so far by the HTTP process and by the scheduler process."""
         return _cpu_s(self.http_pid), _cpu_s(self.scheduler_pid)
 
+    def http_system_s(self) -> float:
+        """The kernel's part of the HTTP process's CPU seconds: what sending to many sockets costs."""
+        return int(_stat_of(self.http_pid)[12]) * TICK_S
+
     def rss_mib(self) -> tuple[float, float]:
         return _rss_mib(self.http_pid), _rss_mib(self.scheduler_pid)
 
@@ -146,8 +150,12 @@ def _await_port(process: subprocess.Popen[bytes], text: Callable[[], str]) -> in
     raise RametError(f"The server under test did not start: {text()[-400:]}")
 
 
+def _stat_of(pid: int) -> list[str]:
+    return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+
+
 def _cpu_s(pid: int) -> float:
-    fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+    fields = _stat_of(pid)
     return (int(fields[11]) + int(fields[12])) * TICK_S
 
 
@@ -168,6 +176,7 @@ class Streaming:
     n_tokens: int
     seconds: float
     http_cpu_s: float
+    http_system_s: float
     scheduler_cpu_s: float
     first_s: Sequence[float]
     n_events: int
@@ -193,6 +202,7 @@ class Streaming:
             (f"{name}: events a token (below 1: deltas merged)", f"{self.n_events / self.n_tokens:.2f}", ""),
             (f"{name}: tokens/s per core", f"{self.tokens_per_core:,.0f}", f">= {TARGET_RATE:,.0f}"),
             (f"{name}: HTTP process CPU per token", f"{self.us_per_token:.1f} us", f"<= {TARGET_US:.0f} us"),
+            (f"{name}: of it the kernel's, sending", f"{self.http_system_s / self.n_tokens * 1e6:.1f} us", ""),
             (f"{name}: scheduler CPU per token", f"{self.scheduler_cpu_s / self.n_tokens * 1e6:.1f} us", ""),
             (f"{name}: time to first token, p50 / p99", _spread(self.first_s), ""),
         ]
@@ -201,12 +211,13 @@ class Streaming:
 def measure_streams(server: Server, n_streams: int, n_tokens: int) -> Streaming:
     bodies = [chat_body(f"{PROMPT}{i}", n_tokens, stream=True) for i in range(n_streams)]
     asyncio.run(drive(HOST, server.port, bodies[:16], 16))  # warm-up
-    before = server.cpu_s()
+    before, system = server.cpu_s(), server.http_system_s()
     timings, seconds = asyncio.run(drive(HOST, server.port, bodies, n_streams))
+    system = server.http_system_s() - system
     http, scheduler = (after - start for after, start in zip(server.cpu_s(), before, strict=True))
     n_events = sum(one.n_events for one in timings) - 2 * n_streams  # role and finish are no tokens
     firsts = [one.first_s for one in timings]
-    return Streaming(n_streams, n_streams * n_tokens, seconds, http, scheduler, firsts, n_events)
+    return Streaming(n_streams, n_streams * n_tokens, seconds, http, system, scheduler, firsts, n_events)
 
 
 def measure_requests(server: Server, n_requests: int) -> list[Row]:
