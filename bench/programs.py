@@ -3,7 +3,7 @@
     python -m bench.programs [--model smollm2-135m] [--only chain ...] [--rounds 3] [--small] [--out programs.json]
                              [--sglang /path/to/python] [--step-ms 8]
 
-All of them talk to servers of their own, started here. Every way runs once in small to warm up, then `rounds` times
+All of them talk to servers of their own, started here. Every way runs once in small to warm up (and one in full), then `rounds` times
 in turn with the others, each time from an empty cache; the median wall time is told. Wall time is the client's.
 `--sglang`: an interpreter that has SGLang's frontend. `--out` adds to a file that is there already. Further options go
 to the servers: `--threads 1` keeps kernels off the core on which clients and servers run. `--step-ms`: no model, but
@@ -78,9 +78,9 @@ def measure(args: argparse.Namespace, shapes: list[str], size: Sizes, flags: lis
         foreign = Foreign(args.sglang, url, size) if args.sglang else None
         try:
             for shape in shapes:
-                for way in _ways(url, backend, foreign, shape, SMALL):  # warms up
-                    way()
                 ways = _ways(url, backend, foreign, shape, size)
+                for way in (*_ways(url, backend, foreign, shape, SMALL), ways[0]):  # warms up, large batches too
+                    way()
                 taken: list[list[Measure]] = [[] for _ in ways]
                 for _ in range(args.rounds):
                     for way, measures in zip(ways, taken, strict=True):
