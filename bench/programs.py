@@ -3,8 +3,9 @@
     python -m bench.programs [--model smollm2-135m] [--only chain ...] [--rounds 3] [--small] [--out programs.json]
                              [--sglang /path/to/python] [--step-ms 8]
 
-All of them talk to servers of their own, started here. Every way runs once in small to warm up (and one in full), then `rounds` times
-in turn with the others, each time from an empty cache; the median wall time is told. Wall time is the client's.
+All of them talk to servers of their own, started here. Every way runs once in small to warm up (and one in full), then
+`rounds` times in turn with the others, each time from an empty cache; the median wall time is told. Wall time is the
+client's.
 `--sglang`: an interpreter that has SGLang's frontend. `--out` adds to a file that is there already. Further options go
 to the servers: `--threads 1` keeps kernels off the core on which clients and servers run. `--step-ms`: no model, but
 a device whose every step takes so long.
