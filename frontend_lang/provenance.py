@@ -31,10 +31,12 @@ class Stretch:
     line: int = 0
 
 
-def stretches(context: Context, events: Sequence[Event], token_bytes: Callable[[int], bytes]) -> list[Stretch]:
-    """The branch's own story in order. `events`: the requests of this branch, in the order they began."""
+def stretches(
+    branch: str, context: Context, events: Sequence[Event], token_bytes: Callable[[int], bytes]
+) -> list[Stretch]:
+    """The branch's own story, in order. `events`: its requests and those of its branches, in order of their start."""
     ids = _all_ids(context, events, token_bytes)
-    labels = _labels(ids, context.spans, events)
+    labels = _labels(branch, ids, context.spans, events)
     out: list[Stretch] = []
     at, skip = context.base + context.silent, len(context.carried.encode())
     for made, group in groupby(context.spans, key=lambda span: bool(span.ids)):
@@ -51,13 +53,17 @@ def stretches(context: Context, events: Sequence[Event], token_bytes: Callable[[
 
 
 def _all_ids(context: Context, events: Sequence[Event], token_bytes: Callable[[int], bytes]) -> Ids:
-    """The committed ids, and those that a request (a select's) read of the open text after them."""
+    """The committed ids, and those by which requests (a select's, a branch's) read the open text after them."""
     ids, text = np.asarray(context.ids, np.int32), context.open_text.encode()
     best = ids
     for event in events:
-        longer = len(event.prompt) > len(best) and common_prefix(event.prompt, ids) == len(ids)
-        if longer and text.startswith(b"".join(token_bytes(int(token)) for token in event.prompt[len(ids) :])):
-            best = event.prompt
+        if not text or len(event.prompt) <= len(best) or common_prefix(event.prompt, ids) < len(ids):
+            continue
+        n, rest = len(ids), text
+        while n < len(event.prompt) and rest and rest.startswith(token_bytes(int(event.prompt[n]))):
+            rest = rest.removeprefix(token_bytes(int(event.prompt[n])))
+            n += 1
+        best = event.prompt[:n] if n > len(best) else best
     return best
 
 
@@ -67,7 +73,7 @@ def _next_generated(spans: Sequence[Span], last: Span, end: int) -> int:
     return next((span.at for span in spans[index + 1 :] if span.ids), end)
 
 
-def _labels(ids: Ids, spans: Sequence[Span], events: Sequence[Event]) -> Labels:
+def _labels(branch: str, ids: Ids, spans: Sequence[Span], events: Sequence[Event]) -> Labels:
     made = np.full(len(ids), PREFILLED, np.int32)
     for span in (span for span in spans if span.ids):
         made[span.at : span.at + len(span.ids)] = GENERATED
@@ -79,7 +85,7 @@ def _labels(ids: Ids, spans: Sequence[Span], events: Sequence[Event]) -> Labels:
         n_same = common_prefix(event.prompt, ids)
         read = _from_prompt(event, n_same)
         _set(labels, 0, 8 * number + read)
-        if n_same == len(event.prompt):
+        if n_same == len(event.prompt) and event.branch == branch:
             end = min(len(ids), n_same + len(event.output))
             _set(labels, n_same, 8 * number + made[n_same:end])
     return labels

@@ -98,9 +98,12 @@ class Record:
         """What a branch added, cut where its tokens came from different places."""
         from frontend_lang.provenance import stretches
 
-        mine = [event for event in self.events if event.branch == branch]
-        mine.sort(key=lambda event: event.start_s)
-        return stretches(self.contexts[branch], mine, self.token_bytes)
+        family = {branch}  # what a branch wrote may first be read by a branch that left it
+        for name, (parent, _) in self.branches.items():
+            if parent in family:
+                family.add(name)
+        events = sorted((e for e in self.events if e.branch in family), key=lambda event: event.start_s)
+        return stretches(branch, self.contexts[branch], events, self.token_bytes)
 
     def save(self, path: str | Path) -> Path:
         """Write the record as JSON; `python -m frontend_lang.trace_page FILE` makes the page of it."""
