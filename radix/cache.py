@@ -139,9 +139,25 @@ class PrefixCache:
             leaf.appender, lease.leaf = lease, leaf
             self.tree.pin(leaf, lease.node, self.now, lease.program, hit=True)
         else:
+            lease.source = leaf
             self.sources.append(leaf)
             self.tree.pin(leaf, None, self.now)
         lease.tail = Tail(spot.page, spot.r, adopted)
+
+    def forgo_tail(self, lease: Lease) -> None:
+        """Do without the tail that this plan's acquire or advance found, whose copy has not been planned.
+
+        Holding its source holds the whole path there, which may be more than the copy saves.
+        """
+        if lease.tail is None:
+            return
+        if lease.tail.adopted:
+            self.tails.disown(lease)
+        elif lease.source in self.sources:
+            self.sources.remove(lease.source)
+            self.tree.unpin(lease.source, None)
+            self.tails.let_go(lease.source)
+        lease.tail = lease.source = None
 
     def _border(self, spot: Spot) -> Node:
         """The node that ends exactly where the walk did, splitting when it ended inside an edge."""

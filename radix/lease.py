@@ -44,7 +44,7 @@ class Tail(NamedTuple):
 class Lease:
     """Pins the path to `node`, and the adopted tail leaf below it. Made and moved by PrefixCache only."""
 
-    __slots__ = ("_tree", "leaf", "n_tokens", "node", "program", "released", "tail")
+    __slots__ = ("_tree", "leaf", "n_tokens", "node", "program", "released", "source", "tail")
 
     def __init__(self, tree: RadixTree, node: Node, program: object = None) -> None:
         self._tree = tree
@@ -53,6 +53,7 @@ class Lease:
         self.leaf: Node | None = None  # the adopted tail leaf, a child of node
         self.n_tokens = 0  # held as whole pages
         self.tail: Tail | None = None  # as the last acquire or advance found it
+        self.source: Node | None = None  # the node whose page a tail that is not adopted lies in
         self.released = False
 
     @property

@@ -82,6 +82,8 @@ class Admission:
             state.namespace(request), tokens, limit, tail=not request.no_tail, hints=request.submit.hints
         )
         if not alone and not self.fits(request, lease.n_tokens):
+            state.cache.forgo_tail(lease)
+        if not alone and not self.fits(request, lease.n_tokens):
             state.cache.finish(lease, tokens, np.zeros(0, np.int32), 0, keep=False)
             return False
         self._enter(request, lease)

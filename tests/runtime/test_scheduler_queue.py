@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from runtime.config import EngineConfig
@@ -78,6 +78,7 @@ shapes = st.lists(
 
 @settings(max_examples=40, deadline=None)
 @given(shapes, st.sampled_from([1, 4, 16]), st.integers(96, 200), st.integers(1, 4))
+@example([(48, 8, 0, False), (26, 9, 1, False), (1, 1, 0, False), (1, 1, 0, False), (2, 1, 1, True)], 16, 96, 2)
 def test_a_preemption_always_lets_the_higher_one_in(
     asked: list[tuple[int, int, int, bool]], page_size: int, pool: int, rows: int
 ) -> None:
