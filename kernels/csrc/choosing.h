@@ -54,24 +54,41 @@ inline Best best_of(const float* x, int64_t n) {
   return best;
 }
 
-inline void forbid(float* x, int64_t n, const int32_t* words, int64_t n_words) {
-  for (int64_t word = 0; word * 32 < n; ++word) {
-    const uint32_t allowed = word < n_words ? static_cast<uint32_t>(words[word]) : 0;
-    if (allowed == 0xffffffffu) continue;
-    const int64_t begin = word * 32, count = std::min<int64_t>(32, n - begin);
-    for (int64_t i = 0; i < count; ++i)
-      if (!(allowed >> i & 1)) x[begin + i] = -INFINITY;
+// What a byte of a mask lets pass: the lesser of a logit and +inf where its bit is set, -inf where it is not.
+struct Gates {
+  float lanes[256][8];
+  Gates() {
+    for (int byte = 0; byte < 256; ++byte)
+      for (int bit = 0; bit < 8; ++bit) lanes[byte][bit] = byte >> bit & 1 ? INFINITY : -INFINITY;
   }
+};
+
+// out = the logits that the mask allows, -inf elsewhere; may be in place. An allowed NaN becomes +inf: no sample either.
+inline void allow(const float* x, int64_t n, const int32_t* words, int64_t n_words, float* out) {
+  static const Gates gates;
+  const int64_t covered = std::min(n, n_words * 32), whole = covered / W * W;
+  const auto byte_at = [&](int64_t i) { return static_cast<uint32_t>(words[i / 32]) >> (i % 32 / 8 * 8) & 0xff; };
+  float wide[W < 8 ? 8 : W];
+  for (int64_t i = 0; i < whole; i += W) {
+    const float* gate = gates.lanes[byte_at(i)] + i % 8;
+    if (W > 8) {
+      for (int64_t lane = 0; lane < W; lane += 8) std::memcpy(wide + lane, gates.lanes[byte_at(i + lane)], 32);
+      gate = wide;
+    }
+    store(out + i, min(load(x + i), load(gate)));  // where x is NaN the second operand counts
+  }
+  for (int64_t i = whole; i < n; ++i) out[i] = i < covered && (words[i / 32] >> (i % 32) & 1) ? x[i] : -INFINITY;
 }
 
 inline void adjust_row(const float* raw, int64_t n, const Adjustment& change, float* out) {
+  if (change.mask && !change.n_rep && !change.n_add) return allow(raw, n, change.mask, change.n_words, out);
   std::memcpy(out, raw, n * sizeof(float));
   for (int64_t i = 0; i < change.n_rep; ++i) {
     const float old = raw[change.rep_ids[i]];
     out[change.rep_ids[i]] = old > 0.0f ? old / change.penalty : old * change.penalty;
   }
   for (int64_t i = 0; i < change.n_add; ++i) out[change.add_ids[i]] += change.add_values[i];
-  if (change.mask) forbid(out, n, change.mask, change.n_words);
+  if (change.mask) allow(out, n, change.mask, change.n_words, out);
 }
 
 // The `n_top` best tokens, best first; of equals the lower id.
