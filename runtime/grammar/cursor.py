@@ -89,7 +89,7 @@ class GrammarCursor:
         self._clock = clock
         self._slow = 0
         self._ended = False  # a stop id was accepted
-        self._row: MaskRow | None = None  # the mask here, once `done` had to look
+        self._row: MaskRow | None = None  # the mask here, once somebody asked
         self._known = False  # whether _row and everything-allowed are those of this place
 
     @property
@@ -118,7 +118,9 @@ class GrammarCursor:
             if self._row is not None:
                 row[:] = self._row
             return self._row is not None
-        return self._masked(row)
+        limited = self._masked(row)
+        self._row, self._known = row.copy() if limited else None, True
+        return limited
 
     def accept(self, token: int) -> bool:
         if self._ended:

@@ -70,12 +70,24 @@ def forced_run(state: State, request: Request, *, mixed: bool) -> list[int]:
     return tokens if len(tokens) >= least else []
 
 
-def ends_with_next(request: Request) -> bool:
-    """True where the grammar forces one more token, which completes it."""
+def ends_with_next(state: State, request: Request) -> bool:
+    """True where the grammar allows a single token, which completes it."""
     assert request.grammar is not None
     cursor = request.grammar.cursor
-    forced = cursor.forced_tokens(2)
-    if len(forced) != 1 or not cursor.accept(forced[0]):
+    if cursor.can_stop:
+        return False  # a stop id may be what comes
+    row = np.empty(mask_words(state.spec.vocab_size), np.int32)
+    try:
+        limited = cursor.fill(row)
+    except RequestFailed:
+        return False  # the sample in flight will meet it too, after what is said now
+    if not limited:
+        return False
+    words = np.flatnonzero(row)
+    if len(words) != 1:
+        return False
+    word = int(row[words[0]]) & 0xFFFFFFFF
+    if word & (word - 1) or not cursor.accept(int(words[0]) * 32 + word.bit_length() - 1):
         return False
     done = bool(cursor.done)
     cursor.rollback(1)

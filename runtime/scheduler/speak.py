@@ -99,7 +99,7 @@ class Speaker:
         if request.grammar is None or not slot:
             return
         in_flight = rows.kv[slot] >= rows.known[slot]
-        if request.phase is Phase.DECODE and in_flight and ends_with_next(request):
+        if request.phase is Phase.DECODE and in_flight and ends_with_next(self.state, request):
             self.state.to_phase(request, Phase.DRAIN)
         elif request.phase is Phase.DRAIN and not in_flight:
             self.state.to_phase(request, Phase.PREFILL)  # it came in smaller pieces

@@ -145,8 +145,11 @@ def test_a_request_has_a_budget_for_masks() -> None:
     cheap, slow, worst = budgeted(0.01), budgeted(0.06), budgeted(1.5)
     for _ in range(100):
         assert cheap.fill(row)
-    assert slow.fill(row)
-    assert slow.fill(row)
+        assert cheap.accept(1)
+    for _ in range(2):
+        assert slow.fill(row)
+        assert slow.fill(row)  # at the same place: computed once
+        assert slow.accept(1)
     with pytest.raises(RequestFailed, match="too costly"):
         slow.fill(row)
     with pytest.raises(RequestFailed, match="1500 ms"):

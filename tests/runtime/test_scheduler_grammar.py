@@ -369,7 +369,7 @@ def test_no_step_is_planned_behind_the_token_that_must_be_the_last() -> None:
 @JUMP
 def test_an_end_foreseen_in_vain_is_gone_past(overlap: bool, jump: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Forced text may come in other pieces than foreseen."""
-    monkeypatch.setattr("runtime.scheduler.speak.ends_with_next", lambda request: True)
+    monkeypatch.setattr("runtime.scheduler.speak.ends_with_next", lambda state, request: True)
     world = world_of(overlap, jump_forward=jump)
     for i in range(3):
         world.ask(f"r{i}", range(2, 5 + i), grammar=spec_of(CHOICES), max_tokens=50)
