@@ -28,6 +28,10 @@ class ByteCache(Generic[V]):
     def __len__(self) -> int:
         return len(self._entries)
 
+    def __contains__(self, key: bytes) -> bool:
+        """Whether it is there; neither a hit nor a use."""
+        return key in self._entries
+
     def get(self, key: bytes) -> V | None:
         entry = self._entries.get(key)
         if entry is None:
@@ -39,17 +43,18 @@ class ByteCache(Generic[V]):
 
     def put(self, key: bytes, value: V, n_bytes: int) -> None:
         """`n_bytes` of the value; the key is counted on top."""
-        self._drop(key)
+        self.drop(key)
         cost = n_bytes + len(key)
         if cost > self._limit:
             return
         self._entries[key] = (value, cost)
         self.n_bytes += cost
         while self.n_bytes > self._limit:
-            self._drop(next(iter(self._entries)))
+            self.drop(next(iter(self._entries)))
             self.counters.evictions += 1
 
-    def _drop(self, key: bytes) -> None:
+    def drop(self, key: bytes) -> None:
+        """Forget an entry, if it is there. No eviction: that is the cache's own doing."""
         entry = self._entries.pop(key, None)
         if entry is not None:
             self.n_bytes -= entry[1]

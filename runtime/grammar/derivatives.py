@@ -9,6 +9,8 @@ from typing import NamedTuple
 from runtime.grammar.regular import EMPTY, NOTHING, Alt, Class, Regex, Repeat, Seq, alt, repeat, seq
 from runtime.grammar.rules import Leaf
 
+_KEPT = 1 << 11
+
 
 class Residue(NamedTuple):
     """A text matches if it matches every one of `must` and none of `never`. Equal residues are one object, nearly
@@ -22,18 +24,18 @@ def residue_of(leaf: Leaf) -> Residue:
     return _residue((leaf.regex, *leaf.also), leaf.never)
 
 
-@lru_cache(1 << 14)
+@lru_cache(_KEPT)
 def _residue(must: tuple[Regex, ...], never: tuple[Regex, ...]) -> Residue:
     return Residue(must, never)
 
 
-@lru_cache(1 << 14)
+@lru_cache(_KEPT)
 def nullable(residue: Residue) -> bool:
     """Whether nothing more need follow."""
     return all(map(_nullable, residue.must)) and not any(map(_nullable, residue.never))
 
 
-@lru_cache(1 << 14)
+@lru_cache(_KEPT)
 def borders(residue: Residue) -> Sequence[int]:
     """Code points at which `derive` may change, both ends of every class."""
     found: set[int] = set()

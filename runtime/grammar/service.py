@@ -32,10 +32,10 @@ CACHE_BYTES = 256 << 20
 INVALID_TTL_S = 60.0
 TIMEOUT_TTL_S = 5.0  # long enough to stop a retry storm, short enough not to call a valid grammar invalid
 _MAX_NEGATIVE = 1024
-_PREPARED_BYTES = 16 << 20
+_PREPARED_BYTES = 8 << 20
 READ_HERE = 6 * 1024  # bytes of text that are read in a few milliseconds
 _NICENESS = 15
-_OBJECTS = 12  # bytes of a grammar's objects for one byte of its text
+_OBJECTS = 40  # bytes of a grammar's objects for one byte of its text
 ATLAS_BYTES = 256 << 10  # what the places of one grammar take, typically
 
 
@@ -132,7 +132,11 @@ class CompileService:
             return self._import
 
     def validate(self, spec: GrammarSpec) -> None:
-        self._prepare(spec, _key(spec))
+        key = _key(spec)
+        with self._lock:
+            known = key in self._compiled
+        if not known:
+            self._prepare(spec, key)
 
     def compile_async(self, spec: GrammarSpec) -> Future[Compiled]:
         future: Future[Compiled] = Future()
@@ -234,6 +238,7 @@ class CompileService:
             self._compiles += 1
             self._compile_s += self._clock() - start
             self._compiled.put(key, compiled, compiled.n_bytes)
+            self._prepared.drop(key)  # kept only from the door to here
         return self._land(key, self._after(spec, compiled), None)
 
     def _refuse(self, key: bytes, error: RametError) -> None:
