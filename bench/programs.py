@@ -83,11 +83,11 @@ def measure(args: argparse.Namespace, shapes: list[str], size: Sizes, flags: lis
                 for way in (*_ways(url, backend, foreign, shape, SMALL), ways[0]):  # warms up, large batches too
                     way()
                 taken: list[list[Measure]] = [[] for _ in ways]
-                for _ in range(args.rounds):
-                    for way, measures in zip(ways, taken, strict=True):
+                for turn in range(args.rounds):
+                    for place in range(len(ways)):
+                        number = (turn + place) % len(ways)  # nobody is always first
                         flush(url)
-                        measures.append(way())
-                        told = measures[-1]
+                        taken[number].append(told := ways[number]())
                         print(f"{told.shape}, {told.way}: {told.wall_s:.2f} s", file=sys.stderr, flush=True)
                 yield [median(measures) for measures in taken]
         finally:
