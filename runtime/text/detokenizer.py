@@ -41,6 +41,7 @@ class IncrementalDetokenizer:
         elif stops:
             self._filter = StopFilter(stops, include_stop=include_stop)
         self._half = _unfinished(b"".join(token_bytes[i] for i in prompt_tail_ids if 0 <= i < self._size))
+        self._plain = self._filter is None and not self._half  # nothing is held, so ASCII is its own text
 
     @property
     def stop_hit(self) -> str | None:
@@ -52,11 +53,18 @@ class IncrementalDetokenizer:
         """Text that became certain with these ids."""
         table, size, hidden = self._token_bytes, self._size, self._hidden
         data = b"".join([table[i] for i in ids if i not in hidden and 0 <= i < size])
+        if self._plain and data.isascii():
+            return data.decode("ascii")
+        return self._push(data)
+
+    def _push(self, data: bytes) -> str:
         if self._filter is not None:
             data = self._filter.push(data)
         if self._half and data:
             data = self._join_half(data)
-        return self._utf8.decode(data)
+        text = self._utf8.decode(data)
+        self._plain = self._filter is None and not self._half and not self._utf8.getstate()[0]
+        return text
 
     def finish(self) -> str:
         """What was still held; call once, after the last push."""

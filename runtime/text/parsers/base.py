@@ -8,42 +8,39 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Protocol
 
+import msgspec
 
-@dataclass(frozen=True, slots=True)
-class Text:
+
+class Text(msgspec.Struct, frozen=True):
     """A piece of the visible answer."""
 
     text: str
 
 
-@dataclass(frozen=True, slots=True)
-class Thought:
+class Thought(msgspec.Struct, frozen=True):
     """A piece of the reasoning."""
 
     text: str
 
 
-@dataclass(frozen=True, slots=True)
-class CallStart:
+class CallStart(msgspec.Struct, frozen=True):
     """A tool call begins; indexes count from 0 without gaps."""
 
     index: int
     name: str
 
 
-@dataclass(frozen=True, slots=True)
-class CallArgs:
+class CallArgs(msgspec.Struct, frozen=True):
     """A piece of a call's arguments, as JSON text."""
 
     index: int
     fragment: str
 
 
-@dataclass(frozen=True, slots=True)
-class CallEnd:
+class CallEnd(msgspec.Struct, frozen=True):
     """A tool call is complete: its arguments join to a JSON object."""
 
     index: int
@@ -129,21 +126,39 @@ class Call:
     complete: bool = False
 
 
-@dataclass(slots=True)
 class Answer:
     """Events put together."""
 
-    text: str = ""
-    thought: str = ""
-    calls: list[Call] = field(default_factory=list)
+    __slots__ = ("_texts", "_thoughts", "calls")
+
+    def __init__(self) -> None:
+        self._texts: list[str] = []
+        self._thoughts: list[str] = []
+        self.calls: list[Call] = []
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Answer):
+            return NotImplemented
+        return (self.text, self.thought, self.calls) == (other.text, other.thought, other.calls)
+
+    def __repr__(self) -> str:
+        return f"Answer(text={self.text!r}, thought={self.thought!r}, calls={self.calls!r})"
+
+    @property
+    def text(self) -> str:
+        return "".join(self._texts)
+
+    @property
+    def thought(self) -> str:
+        return "".join(self._thoughts)
 
     def add(self, events: Iterable[Event]) -> None:
         for event in events:
             match event:
                 case Text(text):
-                    self.text += text
+                    self._texts.append(text)
                 case Thought(text):
-                    self.thought += text
+                    self._thoughts.append(text)
                 case CallStart(_, name):
                     self.calls.append(Call(name))
                 case CallArgs(index, fragment):
