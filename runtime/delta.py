@@ -98,24 +98,25 @@ class Answer:
 
     def delta(self, news: list[Output]) -> Delta:
         """One Delta from outputs of one segment, in order."""
-        if len(news) == 1:
-            ids, logprobs = news[0].tokens, news[0].logprobs
-        else:
-            ids = tuple(token for output in news for token in output.tokens)
-            logprobs = _join([output.logprobs for output in news])
         last = news[-1]
         if last.segment != self._segment:
             self._open(last.segment)
+        if len(news) == 1:
+            ids, logprobs, prompt_logprobs = last.tokens, last.logprobs, last.prompt_logprobs
+        else:
+            ids = tuple(token for output in news for token in output.tokens)
+            logprobs = _join([output.logprobs for output in news])
+            prompt_logprobs = _join([output.prompt_logprobs for output in news])
         return Delta(
             index=self._index,
             text=self._text(ids, last.finish),
             token_ids=ids,
             logprobs=logprobs,
-            prompt_logprobs=_join([output.prompt_logprobs for output in news]),
+            prompt_logprobs=prompt_logprobs,
             finish=last.finish,
             usage=last.usage,
             segment=last.segment,
-            forced=_forced(news),
+            forced=_forced(news) if len(ids) > 1 else (),
         )
 
     def _open(self, segment: int) -> None:

@@ -258,25 +258,33 @@ class Stream(AsyncIterator[Delta]):
         return self
 
     async def __anext__(self) -> Delta:
+        if not self._ready:
+            self._ready.extend(await self.take())
+            if not self._ready:
+                raise StopAsyncIteration
+        return self._ready.popleft()
+
+    async def take(self) -> list[Delta]:
+        """All news since the last call, at least one; none at the end. Raises like the iteration."""
         if not self._started and not self._closed:
             try:
                 self._generator._start([self])
             except RametError:
                 self._closed = True
                 raise
-        while not self._ready:
-            if self._error is not None:
-                error, self._error = self._error, None
-                raise error
-            if self._closed or not self._answers:
-                self.close()
-                raise StopAsyncIteration
+        while self._error is None and self._answers and not self._closed:
             try:
-                self._digest(await self.inbox.take())
+                outputs = await self.inbox.take()
             except asyncio.CancelledError:
                 self.close()
                 raise
-        return self._ready.popleft()
+            if deltas := self._digest(outputs):
+                return deltas
+        self.close()
+        if self._error is not None:
+            error, self._error = self._error, None
+            raise error
+        return []
 
     async def aclose(self) -> None:
         self.close()
@@ -299,8 +307,11 @@ class Stream(AsyncIterator[Delta]):
     def __del__(self) -> None:
         self.close()
 
-    def _digest(self, outputs: list[Output]) -> None:
-        """Turn outputs into Deltas, one for each answer and segment that has news."""
+    def _digest(self, outputs: list[Output]) -> list[Delta]:
+        """Outputs as Deltas, one for each answer and segment that has news."""
+        if len(outputs) == 1 and outputs[0].finish is None:  # as a rule: one token of one answer
+            return [self._answers[outputs[0].rid].delta(outputs)]
+        deltas: list[Delta] = []
         merged: dict[tuple[str, int], list[Output]] = {}
         for output in outputs:
             merged.setdefault((output.rid, output.segment), []).append(output)
@@ -312,11 +323,12 @@ class Stream(AsyncIterator[Delta]):
                 self._error = self._error or error_of(finish)
                 news.pop()  # what came before the failure is still delivered
             if news:
-                self._ready.append(self._answers[rid].delta(news))
+                deltas.append(self._answers[rid].delta(news))
             if failed or is_last(news[-1]):
                 del self._answers[rid]
         if self._error is not None or not self._answers:
             self.close()
+        return deltas
 
 
 def _check_n(n: object) -> None:
