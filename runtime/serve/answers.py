@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from runtime.errors import InvalidRequest
 from runtime.generate import Delta
 from runtime.messages import Finish, TokenLogprob, Usage
 from runtime.serve.call_ids import canonical_calls, new_call_id
 from runtime.serve.context import Serving
+from runtime.serve.live import Claim
 from runtime.serve.trace import Trace
 from runtime.serve.turn import PlannedTurn
 from runtime.text.messages import parse_arguments
@@ -25,11 +27,16 @@ class AnswerState:
     parser: Parser
     parsed: Answer = field(default_factory=Answer)
     call_ids: list[str] = field(default_factory=list)
-    raw: str = ""
+    pieces: list[str] = field(default_factory=list)  # of the raw text
     token_ids: list[int] = field(default_factory=list)
     finish: Finish | None = None
     usage: Usage = field(default_factory=Usage)
     n_thought: int = 0
+
+    @property
+    def raw(self) -> str:
+        """The text as it was generated."""
+        return "".join(self.pieces)
 
     @property
     def reason(self) -> str:
@@ -40,8 +47,7 @@ class AnswerState:
         return "tool_calls" if self.parsed.calls else "stop"
 
 
-@dataclass(frozen=True, slots=True)
-class News:
+class News(NamedTuple):
     """What one Delta brought to one answer."""
 
     state: AnswerState
@@ -51,9 +57,9 @@ class News:
 
 
 class Answers:
-    """The answers to one planned turn: iterate for News; `states` and `usage` hold the totals.
+    """The answers to one planned turn: `take` News to the end; `states` and `usage` hold the totals.
 
-    The first step of the iteration raises what is wrong with the request. Close it to abort.
+    The first `take` raises what is wrong with the request. Close to abort.
     """
 
     def __init__(self, serving: Serving, planned: PlannedTurn, n: int, trace: Trace) -> None:
@@ -62,6 +68,7 @@ class Answers:
         self._caller = trace.caller
         self._trace = trace
         self._stream = serving.generator.stream(planned.submit, n=n, param="messages")
+        self._claim: Claim | None = None
         self.states = [AnswerState(i, planned.new_parser()) for i in range(n)]
 
     @property
@@ -85,58 +92,80 @@ class Answers:
             miss=first.miss,
         )
 
-    async def __aiter__(self) -> AsyncGenerator[News]:
-        planned, live = self._planned, self._serving.live
-        names = [planned.name] if planned.name else []
-        claim = live.claim(self._caller.digest, names, [planned.submit.rid] * len(names))
+    async def take(self) -> list[News]:
+        """All news since the last call, at least one; none at the end. The first call submits the turn."""
         try:
-            async for delta in self._stream:
-                yield self._digest(delta)
-        finally:
-            self._stream.close()
-            claim.release()
+            if self._claim is None:
+                self._claim = self._claimed()
+            news = [self._digest(delta) for delta in await self._stream.take()]
+        except BaseException:
+            self.close()
+            raise
+        if not news:
+            self.close()
+        return news
+
+    def close(self) -> None:
+        """Abort what still runs. Idempotent."""
+        self._stream.close()
+        if self._claim is not None:
+            self._claim.release()
 
     async def run(self) -> None:
         """Read all to the end."""
-        async for _ in self:
+        while await self.take():
             pass
 
+    def _claimed(self) -> Claim:
+        names = [self._planned.name] if self._planned.name else []
+        return self._serving.live.claim(self._caller.digest, names, [self._planned.submit.rid] * len(names))
+
     def _digest(self, delta: Delta) -> News:
-        state = self.states[delta.index]
-        if delta.token_ids:
-            self._trace.tokens(len(delta.token_ids))
-        state.token_ids += delta.token_ids
-        state.raw += delta.text
-        events = state.parser.push(delta.text) if delta.text else []
+        state, text, ids = self.states[delta.index], delta.text, delta.token_ids
+        if ids:
+            self._trace.tokens(len(ids))
+            state.token_ids += ids
+        events: list[Event] = []
+        if text:
+            state.pieces.append(text)
+            events = state.parser.push(text)
+            self._parsed(state, events)
         if delta.finish is not None:
-            events = [*events, *state.parser.finish()]
-            state.finish = delta.finish
-            state.usage = delta.usage or Usage(prompt_tokens=self.n_prompt)
-            state.n_thought = self._serving.n_thought(state.token_ids, self._planned.start)
+            events = [*events, *self._finished(state, delta.finish, delta.usage)]
+        return News(state, events, delta.logprobs, delta.finish)
+
+    def _parsed(self, state: AnswerState, events: Sequence[Event]) -> None:
         state.parsed.add(events)
         while len(state.call_ids) < len(state.parsed.calls):
             state.call_ids.append(new_call_id(short=self._serving.tool_family.short_ids))
-        if delta.finish is not None:
-            self._remember(state)
-            self._trace.finished(delta.finish, state.usage)
-        return News(state, events, delta.logprobs, delta.finish)
+
+    def _finished(self, state: AnswerState, finish: Finish, usage: Usage | None) -> list[Event]:
+        events = state.parser.finish()
+        state.finish = finish
+        state.usage = usage or Usage(prompt_tokens=self.n_prompt)
+        state.n_thought = self._serving.n_thought(state.token_ids, self._planned.start)
+        self._parsed(state, events)
+        self._remember(state)
+        self._trace.finished(finish, state.usage)
+        return events
 
     def _remember(self, state: AnswerState) -> None:
         """Keep the ids of an answer, for the next turn of the conversation; not if its text was cut by a stop."""
         ids = state.token_ids
         if ids and ids[-1] in self._serving.spec.eos_ids:
             ids = ids[:-1]
-        if not ids or self._serving.tokenizer.decode(ids, skip_special=False) != state.raw:
+        raw = state.raw
+        if not ids or self._serving.tokenizer.decode(ids, skip_special=False) != raw:
             return
         history, owner = self._serving.history, self._caller.digest
-        history.keep(owner, self._planned.prompt + state.raw, (*self._planned.prompt_ids, *ids))
+        history.keep(owner, self._planned.prompt + raw, (*self._planned.prompt_ids, *ids))
         if state.parsed.calls and self._planned.native_calls:
             try:
                 pairs = [(call.name, parse_arguments(call.arguments, "arguments")) for call in state.parsed.calls]
             except InvalidRequest:
                 return
             key = [state.parsed.text, *canonical_calls(pairs)]
-            history.keep_calls(owner, state.call_ids, key, state.raw)
+            history.keep_calls(owner, state.call_ids, key, raw)
 
 
 def now() -> int:

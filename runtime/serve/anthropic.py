@@ -17,7 +17,7 @@ from runtime.serve.anthropic_input import AnthropicBody, chat_messages, choice_o
 from runtime.serve.call_ids import random_id
 from runtime.serve.context import Caller, Serving
 from runtime.serve.errors import anthropic_body, as_ramet_error
-from runtime.serve.streams import errors_as_events, started
+from runtime.serve.streams import started
 from runtime.serve.trace import trace_of
 from runtime.serve.turn import Turn, plan_turn, render_turn
 from runtime.serve.wire import EventStream, json_response, named_event, read, unless_gone
@@ -44,7 +44,7 @@ def routes(serving: Serving) -> list[BaseRoute]:
             await unless_gone(request, writer.answers.run())
             return json_response(writer.whole())
         news = await unless_gone(request, started(writer.answers))
-        return EventStream(errors_as_events(writer.events(news), _last_words), trace)
+        return EventStream(writer.events(news), trace, _last_words)
 
     async def count_tokens(request: Request) -> Response:
         body = await read(request, AnthropicBody)

@@ -11,6 +11,7 @@ from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 from starlette.routing import BaseRoute
+from starlette.types import Receive, Scope, Send
 
 from runtime.config import EngineConfig, ServerConfig
 from runtime.errors import RametError
@@ -34,6 +35,7 @@ from runtime.serve import (
 from runtime.serve.context import Pool, Serving, make_serving
 from runtime.serve.errors import handle_error
 from runtime.serve.middleware import Gate, KeyRing
+from runtime.serve.wire import SEND_KEY
 from runtime.serve.zmq_door import ZmqDoor
 
 FAMILIES: tuple[Callable[[Serving], list[BaseRoute]], ...] = (
@@ -61,7 +63,7 @@ def create_app(generator: Generator, engine: EngineConfig, server: ServerConfig,
     that do not exist.
     """
     serving = make_serving(generator, engine, server, pool)
-    app = FastAPI(
+    app = _App(
         title="Ramet",
         version=version("ramet"),
         openapi_url=None,
@@ -74,6 +76,14 @@ def create_app(generator: Generator, engine: EngineConfig, server: ServerConfig,
     for family in FAMILIES:
         app.router.routes.extend(family(serving))
     return app
+
+
+class _App(FastAPI):
+    """Notes the server's own `send`: no middleware of ours looks at the pieces of an answer, so streams skip them."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        scope[SEND_KEY] = send
+        await super().__call__(scope, receive, send)
 
 
 def _lifespan(serving: Serving) -> Callable[[FastAPI], AbstractAsyncContextManager[None]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Iterator, Sequence
 from typing import Any
 
 import msgspec
@@ -25,15 +25,16 @@ from runtime.serve.sampling import (
     sampling_grammar,
     sampling_params,
 )
-from runtime.serve.streams import errors_as_events, started
+from runtime.serve.streams import openai_words
 from runtime.serve.tools import read_choice, read_tools
 from runtime.serve.trace import trace_of
 from runtime.serve.turn import Turn, plan_turn
-from runtime.serve.wire import DONE, EventStream, event, json_response, read, unless_gone
+from runtime.serve.wire import DONE, EventStream, around, dumps, event, json_response, read, unless_gone
 from runtime.text.chat import template_variables
 from runtime.text.parsers.base import CallArgs, CallStart, Event, Text, Thought
 
 MAX_TOP_LOGPROBS = 20
+HOLE = "\0"
 
 
 class StreamOptions(msgspec.Struct, kw_only=True):
@@ -80,16 +81,10 @@ def routes(serving: Serving) -> list[BaseRoute]:
         if not body.stream:
             await unless_gone(request, writer.collect())
             return json_response(writer.whole())
-        news = await unless_gone(request, started(answers))
-        return EventStream(errors_as_events(_events(writer.chunks(news))), trace)
+        first = await unless_gone(request, answers.take())
+        return EventStream(writer.events(first), trace, openai_words)
 
     return [Route("/v1/chat/completions", chat_completions, methods=["POST"])]
-
-
-async def _events(chunks: AsyncIterator[dict[str, Any]]) -> AsyncIterator[bytes]:
-    async for chunk in chunks:
-        yield event(chunk)
-    yield DONE
 
 
 def to_turn(body: ChatRequest, caller: Caller) -> Turn:
@@ -141,8 +136,9 @@ class ChatWriter:
     # -- whole -------------------------------------------------------------------------------------------
 
     async def collect(self) -> None:
-        async for news in self._answers:
-            self._late_logprobs[news.state.index] += news.logprobs or ()
+        while news := await self._answers.take():
+            for item in news:
+                self._late_logprobs[item.state.index] += item.logprobs or ()
 
     def whole(self) -> dict[str, Any]:
         """The answer, when all of it is there."""
@@ -184,21 +180,51 @@ class ChatWriter:
 
     # -- chunks ------------------------------------------------------------------------------------------
 
-    async def chunks(self, news: AsyncIterator[News]) -> AsyncIterator[dict[str, Any]]:
-        """Chunks: roles first, pieces, one finish a choice, usage if asked for."""
-        first = True
-        async for item in news:
-            if first:
-                first = False
-                for state in self._answers.states:
-                    yield self._chunk(state.index, {"role": "assistant", "content": ""})
-            for delta in self._deltas(item):
-                yield self._chunk(item.state.index, delta, logprobs=self._take_logprobs(item, delta))
-            if item.finish is not None:
-                yield self._last_chunk(item.state)
+    async def events(self, news: list[News]) -> AsyncGenerator[bytes]:
+        """`news` and all that follow as events, one a piece, then the end mark."""
+        frames = [around(self._chunk(state.index, {"content": HOLE}), HOLE) for state in self._answers.states]
+        try:
+            for chunk in self.opening():
+                yield event(chunk)
+            while news:
+                for item in news:
+                    if (text := self._bare_text(item)) is not None:
+                        before, after = frames[item.state.index]
+                        yield before + dumps(text) + after
+                        continue
+                    for chunk in self.chunks(item):
+                        yield event(chunk)
+                news = await self._answers.take()
+        finally:
+            self._answers.close()
+        for chunk in self.closing():
+            yield event(chunk)
+        yield DONE
+
+    def opening(self) -> Iterator[dict[str, Any]]:
+        """The chunks before all news: roles."""
+        for state in self._answers.states:
+            yield self._chunk(state.index, {"role": "assistant", "content": ""})
+
+    def chunks(self, item: News) -> Iterator[dict[str, Any]]:
+        """Chunks of one piece of news: what was said, and the finish."""
+        for delta in self._deltas(item):
+            yield self._chunk(item.state.index, delta, logprobs=self._take_logprobs(item, delta))
+        if item.finish is not None:
+            yield self._last_chunk(item.state)
+
+    def closing(self) -> Iterator[dict[str, Any]]:
+        """The chunks after all news: usage if asked for."""
         if self._usage_at_end:
             usage = usage_object(self._answers.usage)
             yield {**self._head, "object": "chat.completion.chunk", "choices": [], "usage": usage}
+
+    def _bare_text(self, item: News) -> str | None:
+        """The text of news that are nothing else, as most are."""
+        if len(item.events) != 1 or item.finish is not None or item.logprobs or self._usage_always:
+            return None
+        [one] = item.events
+        return one.text if type(one) is Text and not self._late_logprobs[item.state.index] else None
 
     def _deltas(self, item: News) -> list[dict[str, Any]]:
         """The news as chunk deltas, neighbouring pieces joined."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from typing import Any
 
 import msgspec
@@ -26,11 +26,12 @@ from runtime.serve.sampling import (
     sampling_grammar,
     sampling_params,
 )
-from runtime.serve.streams import errors_as_events, started
+from runtime.serve.streams import openai_words
 from runtime.serve.trace import Trace, trace_of
-from runtime.serve.wire import DONE, EventStream, event, json_response, read, unless_gone
+from runtime.serve.wire import DONE, EventStream, around, dumps, event, json_response, read, unless_gone
 
 DEFAULT_MAX_TOKENS = 16
+HOLE = "\0"
 
 
 class StreamOptions(msgspec.Struct, kw_only=True):
@@ -72,8 +73,8 @@ def routes(serving: Serving) -> list[BaseRoute]:
         if not body.stream:
             await unless_gone(request, writer.collect())
             return json_response(writer.whole())
-        deltas = await unless_gone(request, started(writer))
-        return EventStream(errors_as_events(writer.events(deltas)), trace)
+        first = await unless_gone(request, writer.take())
+        return EventStream(writer.events(first), trace, openai_words)
 
     return [Route("/v1/completions", completions, methods=["POST"])]
 
@@ -120,6 +121,7 @@ class _Choice:
         self.prompt = prompt
         self.text = writer.echo_of(prompt)
         self.logprobs = None if n_logprobs is None else CompletionLogprobs(writer.tokenizer)
+        self.begun = False  # its first piece, echo included, is sent
         self.finish: Finish | None = None
         self.n_tokens = 0
         self.usage = Usage()
@@ -152,17 +154,17 @@ class _Writer:
     def echo_of(self, prompt: Prompt) -> str:
         return prompt.shown(self.tokenizer) if self._body.echo else ""
 
-    async def __aiter__(self) -> AsyncIterator[Delta]:
-        try:
-            async for delta in self._stream:
-                self._note(delta)
-                yield delta
-        finally:
-            self._stream.close()
+    async def take(self) -> list[Delta]:
+        """All news since the last call, at least one; none at the end. The first call submits the prompts."""
+        news = await self._stream.take()
+        for delta in news:
+            self._note(delta)
+        return news
 
     async def collect(self) -> None:
-        async for delta in self:
-            self._choices[delta.index].text += delta.text
+        while news := await self.take():
+            for delta in news:
+                self._choices[delta.index].text += delta.text
 
     def _note(self, delta: Delta) -> None:
         choice = self._choices[delta.index]
@@ -195,27 +197,38 @@ class _Writer:
         choices = [self._part(c, c.text, c.logprobs.take() if c.logprobs else None) for c in self._choices]
         return {**self._head, "choices": choices, "usage": usage_object(self._usage), **self._sglext()}
 
-    async def events(self, deltas: AsyncIterator[Delta]) -> AsyncIterator[bytes]:
+    async def events(self, news: list[Delta]) -> AsyncGenerator[bytes]:
         """Chunks: pieces of text, one finish a choice, usage if asked for, the end mark."""
-        echoed: set[int] = set()
-        async for delta in deltas:
-            choice = self._choices[delta.index]
-            text = delta.text
-            if delta.index not in echoed:
-                echoed.add(delta.index)
-                text = choice.text + text
-            if not text and delta.finish is None and not (choice.logprobs and choice.logprobs.pending):
-                continue
-            part = self._part(choice, text, choice.logprobs.take() if choice.logprobs else None)
-            chunk: dict[str, Any] = {**self._head, "choices": [part]}
-            if delta.finish is not None:
-                chunk |= self._sglext()
-            if self._usage_always:
-                chunk["usage"] = usage_object(self._usage)
-            yield event(chunk)
+        frames = [around({**self._head, "choices": [self._part(c, HOLE, None)]}, HOLE) for c in self._choices]
+        try:
+            while news:
+                for delta in news:
+                    choice = self._choices[delta.index]
+                    text = delta.text
+                    if not choice.begun:
+                        choice.begun = True
+                        text = choice.text + text
+                    if delta.finish is not None or choice.logprobs or self._usage_always:
+                        if text or delta.finish is not None or (choice.logprobs and choice.logprobs.pending):
+                            yield event(self._chunk(choice, text))
+                    elif text:
+                        before, after = frames[delta.index]
+                        yield before + dumps(text) + after
+                news = await self.take()
+        finally:
+            self._stream.close()
         if self._usage_at_end:
             yield event({**self._head, "choices": [], "usage": usage_object(self._usage)})
         yield DONE
+
+    def _chunk(self, choice: _Choice, text: str) -> dict[str, Any]:
+        part = self._part(choice, text, choice.logprobs.take() if choice.logprobs else None)
+        chunk: dict[str, Any] = {**self._head, "choices": [part]}
+        if choice.finish is not None:
+            chunk |= self._sglext()
+        if self._usage_always:
+            chunk["usage"] = usage_object(self._usage)
+        return chunk
 
     def _part(self, choice: _Choice, text: str, logprobs: dict[str, Any] | None) -> dict[str, Any]:
         part: dict[str, Any] = {

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 from msgspec.structs import replace
@@ -15,7 +15,7 @@ from runtime.messages import Finish, TokenLogprob, Usage
 from runtime.serve.context import Serving
 from runtime.serve.live import Claim
 from runtime.serve.native_request import Batch, GenerateRequest, Item, read_batch
-from runtime.serve.streams import errors_as_events, started
+from runtime.serve.streams import openai_words, started
 from runtime.serve.trace import Trace, trace_of
 from runtime.serve.wire import DONE, EventStream, event, json_response, read, unless_gone
 from runtime.text.parsers.reasoning import start_of
@@ -34,7 +34,7 @@ def routes(serving: Serving) -> list[BaseRoute]:
             await unless_gone(request, job.collect())
             return json_response(job.whole())
         deltas = await unless_gone(request, started(job))
-        return EventStream(errors_as_events(_events(job, deltas)), trace)
+        return EventStream(_events(job, deltas), trace, openai_words)
 
     return [Route("/generate", generate, methods=["POST", "PUT"])]
 
@@ -46,7 +46,7 @@ async def _events(job: GenerateJob, deltas: AsyncIterator[Delta]) -> AsyncIterat
 
 
 class GenerateJob:
-    """One /generate request: iterate for Deltas, or `collect`; then read it `whole`. Also the ZMQ door's."""
+    """One /generate request: `take` Deltas, or `collect`; then read it `whole`. Also the ZMQ door's."""
 
     def __init__(self, serving: Serving, batch: Batch, trace: Trace) -> None:
         self._serving = serving
@@ -64,24 +64,38 @@ class GenerateJob:
             for j in range(batch.n)
         ]
 
-    async def __aiter__(self) -> AsyncGenerator[Delta]:
-        if self._batch.names:
-            self._claim = self._serving.live.claim(self._trace.caller.digest, self._batch.names, self._rids)
+    async def take(self) -> list[Delta]:
+        """All news since the last call, at least one; none at the end. The first call submits the batch."""
         try:
-            async for delta in self._stream:
-                if delta.token_ids:
-                    self._trace.tokens(len(delta.token_ids))
-                self.states[delta.index].add(delta)
-                if delta.finish is not None:
-                    self._trace.finished(delta.finish, self.states[delta.index].usage)
-                yield delta
-        finally:
-            self._stream.close()
-            if self._claim is not None:
-                self._claim.release()
+            if self._claim is None:
+                names = self._batch.names or ()
+                rids = self._rids if names else ()
+                self._claim = self._serving.live.claim(self._trace.caller.digest, names, rids)
+            news = await self._stream.take()
+        except BaseException:
+            self.close()
+            raise
+        for delta in news:
+            self._note(delta)
+        if not news:
+            self.close()
+        return news
+
+    def close(self) -> None:
+        """Abort what still runs. Idempotent."""
+        self._stream.close()
+        if self._claim is not None:
+            self._claim.release()
+
+    def _note(self, delta: Delta) -> None:
+        if delta.token_ids:
+            self._trace.tokens(len(delta.token_ids))
+        self.states[delta.index].add(delta)
+        if delta.finish is not None:
+            self._trace.finished(delta.finish, self.states[delta.index].usage)
 
     async def collect(self) -> None:
-        async for _ in self:
+        while await self.take():
             pass
 
     def whole(self) -> Any:

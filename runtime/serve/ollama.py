@@ -22,7 +22,7 @@ from runtime.serve.context import Caller, Serving
 from runtime.serve.errors import as_ramet_error, message_of
 from runtime.serve.prompts import read_prompts
 from runtime.serve.sampling import as_stops, canonical
-from runtime.serve.streams import errors_as_events, started
+from runtime.serve.streams import started
 from runtime.serve.tools import read_choice, read_tools
 from runtime.serve.trace import trace_of
 from runtime.serve.turn import PlannedTurn, Turn, plan_turn
@@ -138,7 +138,7 @@ async def _answer(request: Request, writer: _Writer, stream: bool | None) -> Res
         await unless_gone(request, writer.answers.run())
         return json_response(writer.whole())
     news = await unless_gone(request, started(writer.answers))
-    response = EventStream(errors_as_events(writer.lines(news), _last_words), trace_of(request))
+    response = EventStream(writer.lines(news), trace_of(request), _last_words)
     response.headers["content-type"] = LINES
     return response
 

@@ -16,7 +16,7 @@ from runtime.serve.responses_input import conversation, text_format
 from runtime.serve.responses_shape import ResponseWriter
 from runtime.serve.sampling import SamplingFields, checked_limit, sampling_params
 from runtime.serve.store import Stored
-from runtime.serve.streams import errors_as_events, started
+from runtime.serve.streams import started
 from runtime.serve.tools import read_choice, read_tools
 from runtime.serve.trace import trace_of
 from runtime.serve.turn import Turn, plan_turn
@@ -67,7 +67,7 @@ def routes(serving: Serving) -> list[BaseRoute]:
             keep()
             return json_response(writer.whole())
         news = await unless_gone(request, started(answers))
-        return EventStream(errors_as_events(writer.events(news, keep), writer.last_words), trace)
+        return EventStream(writer.events(news, keep), trace, writer.last_words)
 
     async def retrieve(request: Request) -> Response:
         return json_response(_stored(serving, request).body)

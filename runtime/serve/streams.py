@@ -2,58 +2,43 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
-from typing import Any, Protocol, TypeVar
+from collections.abc import AsyncGenerator
+from typing import Protocol, TypeVar
 
 from runtime.serve.errors import as_ramet_error, openai_body
 from runtime.serve.wire import DONE, event
 
 T = TypeVar("T")
-T_co = TypeVar("T_co", covariant=True)
 
 
-class Iterable(Protocol[T_co]):
-    """Anything with `async for`."""
+class Feed(Protocol[T]):
+    """Where an answer's news come from, as many at a time as there are."""
 
-    def __aiter__(self) -> AsyncIterator[T_co]: ...
+    async def take(self) -> list[T]:
+        """All news since the last call, at least one; none at the end."""
+        ...
 
-
-async def started(source: Iterable[T]) -> AsyncGenerator[T]:
-    """`source` with its first item already there, so that what is wrong is raised before any byte is sent."""
-    iterator = source.__aiter__()
-    first = [item async for item in _one(iterator)]
-    return _resumed(first, iterator)
-
-
-async def _one(iterator: AsyncIterator[T]) -> AsyncIterator[T]:
-    with contextlib.suppress(StopAsyncIteration):
-        yield await anext(iterator)
+    def close(self) -> None:
+        """Abort what still runs. Idempotent."""
+        ...
 
 
-async def _resumed(first: list[T], iterator: AsyncIterator[T]) -> AsyncGenerator[T]:
+async def started(feed: Feed[T]) -> AsyncGenerator[T]:
+    """The feed's items, the first already there, so that what is wrong is raised before any byte is sent."""
+    return items(feed, await feed.take())
+
+
+async def items(feed: Feed[T], news: list[T]) -> AsyncGenerator[T]:
+    """`news`, then whatever else the feed gives; closed with the feed."""
     try:
-        for item in first:
-            yield item
-        async for item in iterator:
-            yield item
+        while news:
+            for item in news:
+                yield item
+            news = await feed.take()
     finally:
-        close = getattr(iterator, "aclose", None)
-        if close is not None:
-            await close()
+        feed.close()
 
 
-async def errors_as_events(
-    chunks: AsyncIterator[bytes],
-    last_words: Callable[[Exception], bytes] = lambda error: event(openai_body(as_ramet_error(error))) + DONE,
-) -> AsyncIterator[bytes]:
-    """`chunks`; an error among them becomes the stream's last words."""
-    try:
-        async for chunk in chunks:
-            yield chunk
-    except Exception as error:
-        yield last_words(error)
-    finally:
-        close: Any = getattr(chunks, "aclose", None)
-        if close is not None:
-            await close()
+def openai_words(error: Exception) -> bytes:
+    """The last words of a stream in OpenAI's dialect."""
+    return event(openai_body(as_ramet_error(error))) + DONE

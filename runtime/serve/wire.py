@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import AsyncIterator, Awaitable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any, Protocol, TypeVar
 
 import msgspec
@@ -17,6 +17,7 @@ from runtime.errors import InvalidRequest, RequestAborted
 
 T = TypeVar("T")
 DONE = b"data: [DONE]\n\n"
+SEND_KEY = "ramet.send"  # in a scope: the server's own `send`, below every middleware
 _PATH = re.compile(r" - at `\$\.?(?P<path>[^`]*)`$")
 _KEY = re.compile(r" - at `key` in `\$\.?(?P<path>[^`]*)`$")
 _DUMP = orjson.OPT_NON_STR_KEYS | orjson.OPT_SERIALIZE_NUMPY
@@ -96,6 +97,13 @@ async def _disconnected(receive: Receive) -> None:
         pass
 
 
+def around(value: Any, hole: str) -> tuple[bytes, bytes]:
+    """An event's bytes before and after its last `hole`: between them, any other string gives the event with that."""
+    before, found, after = event(value).rpartition(orjson.dumps(hole))
+    assert found
+    return before, after
+
+
 class Watcher(Protocol):
     """Who wants to know that a client left."""
 
@@ -106,19 +114,23 @@ class EventStream(Response):
     """Server-sent events from an async iterator of ready bytes, without a layer between it and the socket.
 
     The iterator is closed when the client leaves, which aborts what it reads from. `send` waits while the
-    client's socket is full, so a slow reader holds back only itself.
+    client's socket is full, so a slow reader holds back only itself. `last_words`: how an error is told once the
+    answer has begun.
     """
 
     media_type = "text/event-stream"
 
-    def __init__(self, chunks: AsyncIterator[bytes], watcher: Watcher) -> None:
+    def __init__(
+        self, chunks: AsyncIterator[bytes], watcher: Watcher, last_words: Callable[[Exception], bytes] | None = None
+    ) -> None:
         super().__init__(headers={"cache-control": "no-cache", "x-accel-buffering": "no"})
         del self.headers["content-length"]
         self._chunks = chunks
         self._watcher = watcher
+        self._last_words = last_words
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        sender = asyncio.ensure_future(self._send(send))
+        sender = asyncio.ensure_future(self._send(send, scope.get(SEND_KEY, send)))
         gone = asyncio.ensure_future(_disconnected(receive))
         try:
             await asyncio.wait((sender, gone), return_when=asyncio.FIRST_COMPLETED)
@@ -132,13 +144,18 @@ class EventStream(Response):
             await asyncio.gather(sender, gone, return_exceptions=True)
         self._watcher.aborted |= left
 
-    async def _send(self, send: Send) -> None:
+    async def _send(self, send: Send, write: Send) -> None:
+        """The head goes the way of all answers; the pieces, many and small, go straight to the server's `write`."""
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
         try:
             async for chunk in self._chunks:
-                await send({"type": "http.response.body", "body": chunk, "more_body": True})
+                await write({"type": "http.response.body", "body": chunk, "more_body": True})
+        except Exception as error:
+            if self._last_words is None:
+                raise
+            await write({"type": "http.response.body", "body": self._last_words(error), "more_body": True})
         finally:
             close = getattr(self._chunks, "aclose", None)
             if close is not None:
                 await close()
-        await send({"type": "http.response.body", "body": b"", "more_body": False})
+        await write({"type": "http.response.body", "body": b"", "more_body": False})

@@ -57,7 +57,7 @@ async def _generate(serving: Serving, body: GenerateRequest, trace: Trace) -> As
         await job.collect()
         yield job.whole()
         return
-    async with contextlib.aclosing(job.__aiter__()) as deltas:
+    async with contextlib.aclosing(await started(job)) as deltas:
         async for delta in deltas:
             yield job.chunk(delta)
 
@@ -72,5 +72,10 @@ async def _chat(serving: Serving, body: ChatRequest, trace: Trace) -> AsyncGener
         yield writer.whole()
         return
     async with contextlib.aclosing(await started(answers)) as news:
-        async for chunk in writer.chunks(news):
+        for chunk in writer.opening():
+            yield chunk
+        async for item in news:
+            for chunk in writer.chunks(item):
+                yield chunk
+        for chunk in writer.closing():
             yield chunk
