@@ -1,6 +1,6 @@
 """The GPU backend: FlashInfer's paged attention over `AttnMeta`, own Triton kernels for the small operations.
 
-Not yet run on a GPU; what surrounds the kernels (arrays, planning, streams) is tested without one.
+Its kernels are checked on a GPU by bench.gpu; what surrounds them (arrays, planning, streams) is tested without one.
 
 Numerics. Keys are cut at fixed places (`kernels.flashinfer_plan`), and decode rows always run apart from prefill
 rows, so a decode row's attention does not depend on its batch, captured or not. What still may: cuBLAS picks its

@@ -37,7 +37,7 @@ from runtime.step import ModelSpec, StepPlan
 
 log = logging.getLogger("ramet.execute")
 
-CASCADE_TOKENS = 65536  # key reads a cascade must save in a decode step before the graph is given up for it
+CASCADE_TOKENS = 1 << 20  # key reads a layer that a cascade must save in a decode step to pay for launching it eagerly
 MARGIN_BYTES = 512 << 20  # what the trial does not see: smaller graphs, fragments
 POOL_FRACTION = 0.9
 _DTYPES = {"auto": torch.bfloat16, "bfloat16": torch.bfloat16, "float16": torch.float16}

@@ -7,6 +7,7 @@ a graph holds a fixed number of those. Rows up to one chunk long need the first 
 from __future__ import annotations
 
 import bisect
+import gc
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -122,7 +123,7 @@ class DecodeGraphs:
     ) -> None:
         self._model, self._kv, self._ops, self._specs = model, kv, ops, specs
         self._capture = capture
-        self._eager_if = eager_if
+        self.eager_if = eager_if
         self.sizes = [size for size in sorted(sizes) if size < max_rows] + [max_rows]
         self._captured: dict[GraphSize, _Captured] = {}
 
@@ -139,7 +140,7 @@ class DecodeGraphs:
         """What a decode-only plan is padded to, None if it must run eagerly."""
         if plan.n_tokens != plan.n_rows or len(plan.copy_src) or not 0 < plan.n_rows <= self.sizes[-1]:
             return None
-        if self._eager_if(plan):
+        if self.eager_if(plan):
             return None
         rows = self.sizes[bisect.bisect_left(self.sizes, plan.n_rows)]
         needed = rows - plan.n_rows + self._chunks_of(plan)
@@ -202,7 +203,9 @@ class CudaCapture:
 
     def __call__(self, function: Callable[[], Tensor]) -> tuple[Tensor, Replay]:
         function()
+        gc.collect()  # as capturing begins with both, what they free would hide what the graph takes
         torch.cuda.synchronize(self._device)
+        torch.cuda.empty_cache()
         free_before = torch.cuda.mem_get_info(self._device)[0]
         graph = torch.cuda.CUDAGraph()
         stream = torch.cuda.current_stream(self._device)
