@@ -57,7 +57,7 @@ def fetch(wheels: Path) -> None:
     subprocess.run([*pip, "--target", str(wheels), *PACKAGES], check=True)
 
 
-def fetch_for(python: str, out: Path) -> None:
+def fetch_for(python: str, out: Path, *, headers: bool) -> None:
     """The compiled packages as the other machine's Python imports them, unpacked in `out`."""
     folder = out / "wheels"
     pip = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps"]
@@ -68,7 +68,8 @@ def fetch_for(python: str, out: Path) -> None:
         with zipfile.ZipFile(wheel) as archive:
             archive.extractall(out)
     shutil.rmtree(folder)
-    for part in ("include", "3rdparty", "src", "share"):  # for compiling against, which prebuilt modules need not
+    unused = ("3rdparty", "src", "share") if headers else ("include", "3rdparty", "src", "share")
+    for part in unused:  # prebuilt modules need nothing to compile against
         shutil.rmtree(out / "tvm_ffi" / part, ignore_errors=True)
 
 
@@ -185,7 +186,7 @@ def main() -> None:
     if options.wheels is None and not (wheels / "flashinfer").is_dir():
         fetch(wheels)
     options.out.mkdir(parents=True, exist_ok=True)
-    fetch_for(options.python, options.out)
+    fetch_for(options.python, options.out, headers=options.headers)
     luggage = pack(wheels, options.out, headers=options.headers, prebuild=options.prebuild, modules=names)
     if options.prebuild:
         check_loads(wheels, options.out, names)

@@ -11,7 +11,8 @@ import numpy as np
 from bench.gpu_engine import Bench, Load, Said, drive, make_scheduler, prompts, run_until, submit, with_runner
 from bench.gpu_machine import Card, Machine, Scale
 from runtime.execute.cuda import CudaRunner
-from runtime.step import Pending, StepPlan
+from runtime.execute.gpu import Gpu
+from runtime.execute.graphs import DecodeGraphs
 
 if TYPE_CHECKING:
     from bench.gpu import Row
@@ -28,7 +29,7 @@ def speed(machine: Machine, card: Card) -> list[Row]:
             load = Load(scale.models[name], quantization=quantization, pool_tokens=scale.pool_tokens)
             row: Row = {"model": name, "weights": "bf16" if quantization == "none" else quantization}
             try:
-                row |= with_runner(machine, load, lambda runner: _measures(make_scheduler(runner), scale, card))
+                row |= with_runner(machine, load, lambda runner: _measures(make_scheduler(runner), machine, card))
             except Exception as error:  # one model's failure must not cost the others their time on the GPU
                 traceback.print_exc()
                 row |= {"failed": f"{type(error).__name__}: {error}".split("\n")[0][:100], "ok": False}
@@ -37,8 +38,9 @@ def speed(machine: Machine, card: Card) -> list[Row]:
     return rows
 
 
-def _measures(bench: Bench, scale: Scale, card: Card) -> Row:
+def _measures(bench: Bench, machine: Machine, card: Card) -> Row:
     row: Row = {}
+    scale, gpu = machine.scale, machine.gpu
     for n in scale.rows:
         rate = decode_rate(bench, n, scale)
         row[f"tok/s at {n}"] = rate
@@ -46,7 +48,7 @@ def _measures(bench: Bench, scale: Scale, card: Card) -> Row:
     row |= prefill(bench, scale, card)
     row |= prefix_hit(bench, scale)
     row |= interference(bench, scale)
-    row["idle share"] = idle_share(bench, scale)
+    row["idle share"] = idle_share(bench, scale, gpu)
     row["graphs MiB"] = bench.runner.graphs.bytes / 2**20 if bench.runner.graphs is not None else 0.0
     return row
 
@@ -58,7 +60,7 @@ def decode_rate(bench: Bench, n_rows: int, scale: Scale) -> float:
         submit(bench.inner, said, f"d{n_rows}.{i}", prompt, scale.steps + scale.settle)
     run_until(bench.inner, said, lambda: said.least(n_rows) >= scale.settle // 4)
     begin, before = time.monotonic(), said.n_tokens
-    run_until(bench.inner, said, lambda: said.n_tokens - before >= n_rows * scale.steps // 2)
+    run_until(bench.inner, said, lambda: said.n_tokens - before >= n_rows * scale.steps)
     rate = (said.n_tokens - before) / (time.monotonic() - begin)
     run_until(bench.inner, said, lambda: len(said.finished) == n_rows)
     return rate
@@ -119,20 +121,15 @@ def _gaps(bench: Bench, scale: Scale, *, burst: bool) -> np.ndarray:
     return np.concatenate([np.diff(times[scale.settle :]) for rid, times in said.times.items() if rid.startswith("g")])
 
 
-def idle_share(bench: Bench, scale: Scale) -> float:
-    """Share of the wall time of decoding streams in which the device had nothing to do."""
-    launch, steps = bench.runner.launch, list[Pending]()
-
-    def counting(plan: StepPlan) -> Pending:
-        steps.append(launch(plan))
-        return steps[-1]
-
-    bench.runner.launch = counting  # type: ignore[method-assign]
-    begin = time.monotonic()
-    drive(bench.inner, prompts(scale.streams, 64, seed=9), max_tokens=scale.talk)
-    wall = time.monotonic() - begin
-    bench.runner.launch = launch  # type: ignore[method-assign]
-    busy = sum(step.result().device_s for step in steps)
+def idle_share(bench: Bench, scale: Scale, gpu: Gpu) -> float:
+    """Share of the wall time of decoding streams in which no kernel and no copy ran."""
+    said, n = Said(), scale.streams
+    for i, prompt in enumerate(prompts(n, 64, seed=9)):
+        submit(bench.inner, said, f"i{i}", prompt, scale.talk)
+    run_until(bench.inner, said, lambda: said.least(n) >= scale.settle // 4)
+    enough = said.n_tokens + n * scale.talk // 2
+    busy, wall = gpu.busy_of(lambda: run_until(bench.inner, said, lambda: said.n_tokens >= enough))
+    run_until(bench.inner, said, lambda: len(said.finished) == n)
     return max(0.0, 1 - busy / wall)
 
 
@@ -143,7 +140,8 @@ def concurrent(machine: Machine, card: Card) -> list[Row]:
 
     def rate(runner: CudaRunner) -> float:
         bench = make_scheduler(runner)
-        drive(bench.inner, prompts(scale.concurrent, 32, seed=1), max_tokens=4)  # captures
+        runner.warm_up()  # rows leave one by one, so most sizes are replayed
+        drive(bench.inner, prompts(scale.concurrent, 32, seed=1), max_tokens=4)
         return _rate(bench, prompts(scale.concurrent, scale.context, seed=2), 2 * scale.steps)
 
     row = {"requests": scale.concurrent, "prompt": scale.context, "answer": 2 * scale.steps}
@@ -156,11 +154,17 @@ def _rate(bench: Bench, asked: list[np.ndarray], max_tokens: int) -> float:
     return drive(bench.inner, asked, max_tokens=max_tokens).n_tokens / (time.monotonic() - begin)
 
 
+def force_cascade(graphs: DecodeGraphs, *, wanted: bool) -> None:
+    """Run steps with shared pages eagerly, which is where a cascade is possible, or never."""
+    graphs.eager_if = lambda plan: wanted and len(plan.share_n_pages) > 0
+
+
 def cascade(machine: Machine, card: Card) -> list[Row]:
-    """Streams over one long shared prefix: shared pages read once a step, or once a stream."""
+    """Streams over one long shared prefix: shared pages read once a stream, or once a step. A cascade is not captured,
+    so it is forced here; see `CASCADE_TOKENS` for when it is taken."""
     scale, rows = machine.scale, []
     answer = scale.steps
-    for name, invariant in (("flat, fixed cuts", True), ("cascade", False)):
+    for name, invariant in (("flat, fixed cuts", True), ("flat, free splits", False), ("cascade", False)):
         if machine.late:
             rows.append({"attention": name, "note": "no time left"})
             continue
@@ -170,9 +174,11 @@ def cascade(machine: Machine, card: Card) -> list[Row]:
         )
         asked = prompts(scale.streams, scale.shared + 32, shared=scale.shared)
 
-        def rate(runner: CudaRunner, asked: list[np.ndarray] = asked) -> float:
+        def rate(runner: CudaRunner, asked: list[np.ndarray] = asked, forced: bool = name == "cascade") -> float:
             bench = make_scheduler(runner)
             drive(bench.inner, asked, max_tokens=4)  # the prefix is known, graphs are captured
+            assert runner.graphs is not None
+            force_cascade(runner.graphs, wanted=forced)
             return _rate(bench, asked, answer)
 
         rows.append({"attention": name, "tok/s": with_runner(machine, load, rate)})

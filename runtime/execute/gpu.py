@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import time
 from collections.abc import Callable
 from typing import Any, Protocol
 
@@ -34,6 +35,10 @@ class Gpu(Protocol):
 
     def peak_bytes(self, work: Callable[[], Any]) -> int:
         """The most that tensors took during `work`, beyond what they took before."""
+        ...
+
+    def busy_of(self, work: Callable[[], Any]) -> tuple[float, float]:
+        """(seconds in which the device ran anything during `work`, wall seconds of `work`)."""
         ...
 
     def tidy(self) -> None:
@@ -73,6 +78,16 @@ class CudaGpu:
         torch.cuda.synchronize(self.torch_device)
         return int(torch.cuda.max_memory_allocated(self.torch_device)) - before
 
+    def busy_of(self, work: Callable[[], Any]) -> tuple[float, float]:
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+            torch.cuda.synchronize(self.torch_device)
+            begin = time.perf_counter()
+            work()
+            torch.cuda.synchronize(self.torch_device)
+            wall = time.perf_counter() - begin
+        ran = [event for event in profile.events() if event.device_type == torch.autograd.DeviceType.CUDA]
+        return covered([(event.time_range.start, event.time_range.end) for event in ran]) / 1e6, wall
+
     def tidy(self) -> None:
         gc.collect()  # runners and graphs refer to each other
         torch.cuda.synchronize(self.torch_device)
@@ -83,3 +98,12 @@ class CudaGpu:
 
     def capture(self) -> Capture:
         return CudaCapture(self.torch_device)
+
+
+def covered(spans: list[tuple[float, float]]) -> float:
+    """Length of the union of (start, end)."""
+    total, until = 0.0, float("-inf")
+    for start, end in sorted(spans):
+        total += max(0.0, end - max(start, until))
+        until = max(until, end)
+    return total

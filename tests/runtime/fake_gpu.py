@@ -40,6 +40,10 @@ class FakeGpu:
         work()
         return self._peak
 
+    def busy_of(self, work: Callable[[], Any]) -> tuple[float, float]:
+        work()
+        return 0.5, 1.0
+
     def tidy(self) -> None:
         self.n_tidied += 1
 

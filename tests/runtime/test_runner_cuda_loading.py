@@ -22,7 +22,7 @@ from runtime.errors import BackendUnavailable, InvalidRequest, ModelLoadError
 from runtime.execute import placement
 from runtime.execute.cuda import CudaRunner
 from runtime.execute.cuda_loader import MARGIN_BYTES, check_heads, gpu_method, gpu_types, load_cuda_runner, saved_reads
-from runtime.execute.gpu import CudaGpu
+from runtime.execute.gpu import CudaGpu, covered
 from runtime.execute.graphs import DecodeGraphs, EagerCapture, GraphSize
 from runtime.execute.runner import ModelRunner
 from runtime.execute.trial import blank_plan
@@ -260,3 +260,8 @@ def test_bus_ids_and_memory_are_asked_of_torch(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr("torch.cuda.mem_get_info", lambda device: (5, 10))
     gpu = CudaGpu(torch.device("cuda", 0))
     assert (gpu.name, gpu.capability, gpu.bus_id(), gpu.free_bytes()) == ("H200", (9, 0), "0000:3b:00.0", 5)
+
+
+def test_a_moment_in_which_two_kernels_run_counts_once() -> None:
+    assert covered([(5.0, 6.0), (0.0, 2.0), (1.0, 3.0), (5.5, 5.6)]) == 4.0
+    assert covered([]) == 0.0
