@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
@@ -46,29 +47,60 @@ class Explanation:
 class Ghosts:
     """The digests of the pages evicted last: at least the last `size`, at most about twice as many.
 
-    Two generations, and the older one is dropped whole: forgetting one by one would cost more than remembering.
+    Two generations, and the older one is dropped whole: forgetting one by one would cost more than remembering. Both
+    have all their memory from the start, so that a process does not grow with what it forgets.
     """
 
-    __slots__ = ("_new", "_old", "size")
+    __slots__ = ("_most", "_new", "_old", "size")
 
     def __init__(self, size: int) -> None:
-        self.size = size
-        self._new: set[Digest] = set()
-        self._old: set[Digest] = set()
+        self.size = self._most = size
+        self._new, self._old = _Marks(size), _Marks(size)
 
     def add(self, digests: Iterable[Digest]) -> None:
-        self._new.update(digests)
-        if len(self._new) >= self.size:
-            self._new, self._old = set(), self._new
+        for digest in digests:
+            self._new.add(digest)
+            if self._new.n >= self.size:
+                self._new, self._old = _Marks(self._most), self._new
 
     def clear(self) -> None:
-        self._new, self._old = set(), set()
+        self._new, self._old = _Marks(self._most), _Marks(self._most)
 
     def __contains__(self, digest: Digest) -> bool:
         return digest in self._new or digest in self._old
 
     def __len__(self) -> int:
-        return len(self._new) + len(self._old)
+        return self._new.n + self._old.n
+
+
+class _Marks:
+    """A set of up to `most` digests, by their first 64 bits: a table at most half full, and no object for each."""
+
+    __slots__ = ("_mask", "_table", "n")
+
+    def __init__(self, most: int) -> None:
+        n_slots = 1 << (2 * max(1, most) - 1).bit_length()
+        self._table = array("Q", bytes(8 * n_slots))
+        self._mask = n_slots - 1
+        self.n = 0
+
+    def add(self, digest: Digest) -> None:
+        mark, at = self._find(digest)
+        if not self._table[at]:
+            self._table[at] = mark
+            self.n += 1
+
+    def __contains__(self, digest: Digest) -> bool:
+        return self._table[self._find(digest)[1]] != 0
+
+    def _find(self, digest: Digest) -> tuple[int, int]:
+        """The digest's mark, and the place where it is or would be."""
+        mark = int.from_bytes(digest[:8], "little") or 1  # 0: an empty place
+        table, mask = self._table, self._mask
+        at = mark & mask
+        while table[at] and table[at] != mark:
+            at = (at + 1) & mask
+        return mark, at
 
 
 def explain(tree: RadixTree, ghosts: Ghosts, ns: Namespace, data: bytes) -> Explanation:

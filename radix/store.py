@@ -14,7 +14,8 @@ from radix.pages import REQUEST, TREE, Ids, PagePool
 from radix.tree import Node, RadixTree
 from radix.withdraw import doomed
 
-REMEMBER = 65_536  # evicted pages that `explain` knows of
+REMEMBER = 65_536  # evicted pages that `explain` knows of, and at most
+REMEMBER_POOLS = 8  # times as many as there are
 COMMITTED = -1  # the step of pages whose KV is known to be written: no failure withdraws them
 
 
@@ -33,7 +34,7 @@ class PageStore:
         self.tree = RadixTree(page_size)
         self.heap = EvictionHeap(self.tree, make_policy(policy, n_pages), floors)
         self.log = EventLog(self.tree, events) if events is not None else None
-        self.ghosts = Ghosts(REMEMBER)
+        self.ghosts = Ghosts(min(REMEMBER, REMEMBER_POOLS * n_pages))
         self.evicted: Counter[str] = Counter()  # pages, by class of their leaf
         self.page_step = np.full(n_pages, COMMITTED, np.int64)  # the step that writes a published page
 

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import tracemalloc
+from hashlib import sha256
 
 from radix import Namespace, PrefixCache
+from radix.explain import Ghosts
 from tests.radix.helpers import NS, Client, Hints, ids, seq
 
 
@@ -80,6 +83,41 @@ def test_the_memory_of_the_evicted_is_bounded() -> None:
         assert len(c.cache.store.ghosts) < 8
     assert c.cache.explain(NS, seq(9, 390)).reason == "evicted"
     assert c.cache.explain(NS, seq(9, 0)).reason == "never seen"
+
+
+def digest(i: int) -> bytes:
+    return sha256(i.to_bytes(4)).digest()
+
+
+def test_the_evicted_take_no_memory_as_they_come() -> None:
+    tracemalloc.start()
+    try:
+        ghosts = Ghosts(1000)
+        before, _ = tracemalloc.get_traced_memory()
+        for i in range(4500):
+            ghosts.add([digest(i)])
+            assert digest(i) in ghosts
+            assert digest(max(0, i - 999)) in ghosts
+            if i % 100 == 0:
+                assert tracemalloc.get_traced_memory()[0] < before + 2048
+    finally:
+        tracemalloc.stop()
+    assert digest(0) not in ghosts
+    assert 1000 <= len(ghosts) < 2000
+
+
+def test_digests_that_begin_alike_or_with_nothing_are_told_apart() -> None:
+    ghosts = Ghosts(8)
+    alike = [bytes([3, *rest]) + bytes(24) for rest in ([0] * 7, [1] * 7, [0] * 6 + [9])]
+    ghosts.add([*alike, alike[0]])
+    assert len(ghosts) == 3
+    assert all(one in ghosts for one in alike)
+    assert bytes([3] * 32) not in ghosts
+    ghosts.add([bytes(32)])
+    assert bytes(32) in ghosts
+    ghosts.clear()
+    assert bytes(32) not in ghosts
+    assert not len(ghosts)
 
 
 def test_explain_changes_nothing() -> None:
