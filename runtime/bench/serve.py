@@ -16,6 +16,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -61,6 +62,7 @@ def _parts(config: EngineConfig, latency_s: float) -> Parts:
     tokenizer = Tokenizer.from_model(path)
     spec = replace(fake_spec(tokenizer.vocab_size, 8192, tokenizer.eos_ids), path=path)
     runner = FakeRunner(spec, n_pages=8192, page_size=16, max_running=512, latency_s=latency_s, check=False)
+    runner.plans = deque(maxlen=0)  # kept for tests; here they would be the growth that is looked for
     return assemble(config, runner, tokenizer)
 
 
