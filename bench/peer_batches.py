@@ -26,7 +26,7 @@ class TransformersPeer:
         script = Path(__file__).with_name("peer_transformers.py")
         env = {key: value for key, value in os.environ.items() if not key.startswith(("OMP_", "GOMP_"))}
         self._process = subprocess.Popen(
-            [str(python), str(script), str(folder), dtype, str(threads)],
+            [str(python), "-P", str(script), str(folder), dtype, str(threads)],  # -P: names in bench/ shadow packages
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=env,
         )  # fmt: skip
         self._lock = threading.Lock()

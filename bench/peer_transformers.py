@@ -1,6 +1,6 @@
 """transformers as a worker in its own environment: a JSON list of prompts a line in, times and texts a line out.
 
-    python bench/peer_transformers.py FOLDER DTYPE THREADS
+    python -P bench/peer_transformers.py FOLDER DTYPE THREADS
 
 Runs with transformers' environment, so it imports nothing of Ramet. Several prompts go as one padded batch.
 """

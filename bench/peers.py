@@ -45,11 +45,12 @@ def main() -> None:
     parser.add_argument("--workload", action="append", choices=tuple(WORKLOADS), help="default: all of them")
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--budget", type=float, default=3600.0, metavar="S", help="begin nothing new after S seconds")
     parser.add_argument("--out", type=Path, default=peers_report.RESULTS)
     asked = parser.parse_args()
     works = [WORKLOADS[name] for name in asked.workload or WORKLOADS]
     about = peers_report.machine(asked.threads)
-    slow = Slow()
+    slow = Slow(time.monotonic() + asked.budget)
     with ExitStack() as stack:
         targets = start(stack, asked.root, asked.peers, asked.threads)
         figures = alternate(targets, works, asked.rounds, Console(stderr=True), slow.can_run)
@@ -57,9 +58,10 @@ def main() -> None:
 
 
 class Slow:
-    """Remembers what took a peer long, so that it is not repeated."""
+    """Remembers what took a peer long, so that it is not repeated, and when time is up."""
 
-    def __init__(self) -> None:
+    def __init__(self, deadline: float) -> None:
+        self._deadline = deadline
         self._began: dict[tuple[str, str], float] = {}
         self._last: tuple[str, str] | None = None
         self._long: set[tuple[str, str]] = set()
@@ -71,7 +73,7 @@ class Slow:
         self._last = None
         if isinstance(target, TransformersPeer) and work.name in ("json", "burst"):
             return False  # it has no grammars, and no second request before the first is done
-        if turn >= SLOW_ROUNDS and key in self._long:
+        if now > self._deadline or (turn >= SLOW_ROUNDS and key in self._long):
             return False
         self._began[key], self._last = now, key
         return True
@@ -93,10 +95,19 @@ def start(stack: ExitStack, root: Path, names: Sequence[str], threads: int) -> l
         command = (str(python_of(root, "vllm")), "-m", "vllm.entrypoints.openai.api_server", "--model", str(folder))
         makers["vLLM bf16"] = (*command, "--dtype", "bfloat16", "--max-model-len", "4096")
     targets: list[Target] = []
-    for name, words in makers.items():
+    started = []
+    for name, words in makers.items():  # all at once, then one after the other until they answer
         port = free_port()
-        url = f"http://127.0.0.1:{port}"
-        stack.enter_context(server(name, [*words, "--host", "127.0.0.1", "--port", str(port)], url, threads))
+        command = [*words, "--host", "127.0.0.1", "--port", str(port)]
+        started.append((name, f"http://127.0.0.1:{port}", *stack.enter_context(server(command, threads))))
+    for name, url, process, log in started:
+        try:
+            wait_for(name, process, url + "/v1/models", log)
+        except RuntimeError as error:
+            if name in (peers_report.DEFAULT, peers_report.BF16):
+                raise
+            print(f"{name} is left out: {error}", file=sys.stderr)
+            continue
         targets.append(RemoteServer(name, url))
     if "transformers" in names:
         worker = TransformersPeer("transformers bf16", python_of(root, "transformers"), folder, "bfloat16", threads)
@@ -107,8 +118,8 @@ def start(stack: ExitStack, root: Path, names: Sequence[str], threads: int) -> l
 
 
 @contextmanager
-def server(name: str, command: list[str], url: str, threads: int) -> Iterator[None]:
-    """A server process, up once it lists its models, ended on the way out. Idle ones must not spin."""
+def server(command: list[str], threads: int) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
+    """A server process and its log, ended on the way out. Idle ones must not spin."""
     env = {key: value for key, value in os.environ.items() if not key.startswith(("OMP_", "GOMP_"))}
     env |= {
         "VLLM_CPU_KVCACHE_SPACE": "2",
@@ -119,8 +130,7 @@ def server(name: str, command: list[str], url: str, threads: int) -> Iterator[No
     with tempfile.TemporaryFile() as log:
         process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, env=env)
         try:
-            wait_for(name, process, url + "/v1/models", log.fileno())
-            yield
+            yield process, log.fileno()
         finally:
             process.terminate()
             try:
