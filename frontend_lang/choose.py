@@ -78,7 +78,7 @@ async def _rows(
 
 async def _row(driver: Driver, step: Step, node: Select, ids: Ids, start: int) -> tuple[TokenLogprob, ...]:
     """Log-probabilities of ids[start:], each given everything before it."""
-    request = driver.request(ids, _PREFILL, prompt_logprobs_from=start)
+    request = driver.request(ids, _PREFILL, leaf=True, prompt_logprobs_from=start)
     began, usage = driver.run.now(), Usage()
     found: list[TokenLogprob] = []
     async with aclosing(cast(Any, await driver.run.batcher.submit(request))) as stream:

@@ -24,6 +24,7 @@ from frontend_lang.record import Event, common_prefix
 from runtime.errors import RametError
 from runtime.messages import Finish, Hints, Segment, Submit, Usage, pack_ids
 from runtime.params import SamplingParams
+from runtime.validate import MAX_DEPTH
 
 if TYPE_CHECKING:
     from frontend_lang.run import Run
@@ -258,7 +259,7 @@ class Driver:
         gen, began = part.gen, self.run.now()
         copies = [Part(part.step) for _ in range(gen.n)]
         requests = [
-            self.request(prompt, self.params(copy, index), grammar=gen.grammar, timeout_s=gen.deadline)
+            self.request(prompt, self.params(copy, index), leaf=index > 0, grammar=gen.grammar, timeout_s=gen.deadline)
             for index, copy in enumerate(copies)
         ]
         try:
@@ -287,10 +288,13 @@ class Driver:
 
     # ---- requests -----------------------------------------------------------------------------------------
 
-    def request(self, prompt: Any, params: SamplingParams, *, returning: bool = False, **options: Any) -> Submit:
+    def request(
+        self, prompt: Any, params: SamplingParams, *, returning: bool = False, leaf: bool = False, **options: Any
+    ) -> Submit:
         """A request of this branch, with what the program knows about what follows as hints.
 
-        `returning`: a tool runs next, and then this branch comes back.
+        `returning`: a tool runs next, and then this branch comes back. `leaf`: one of several, of which the branch
+        goes on with one at most.
         """
         self._count += 1
         read = np.asarray(self.context.read, np.int32)
@@ -299,20 +303,22 @@ class Driver:
             rid=f"{self.run.id}/{self.branch}/{self._count}",
             tokens=pack_ids(prompt),
             params=params,
-            hints=self._hints(returning),
+            hints=self._hints(returning, leaf),
             client=self.run.id,
             group=self.run.id,
             **{"stream": False, **options},
         )
 
-    def _hints(self, returning: bool) -> Hints:
+    def _hints(self, returning: bool, leaf: bool) -> Hints:
         program = self.run.id if self.branch == "main" else f"{self.run.id}/{self.branch}"
         family = self.run.family = self.run.family or program
         following = next((s.node for s in self.steps if not isinstance(s.node, Text | RoleOpen | RoleClose)), None)
+        depth = 0 if leaf else sum(isinstance(s.node, Gen | Select | ToolCall) for s in self.steps)
         return Hints(
             program_id=program,  # a branch's own, so that its end condemns its private tail and nothing else
             parent_id=family if family != program else None,
             expected_fanout=len(following.names) if isinstance(following, Fork) else 0,
+            depth=min(depth, MAX_DEPTH),
             expect_return_s=self.run.tool_wait_s if returning else None,
             final=following is None and self.run.body_done and not returning,
         )

@@ -15,7 +15,7 @@ Score = tuple[Any, ...]
 Floors = Mapping[Namespace, int] | Callable[[Namespace], int]
 MAX_SEGMENTS = 2
 SLACK = 64  # entries a heap may hold beyond twice the tree's nodes before it is swept
-RETURN_HINTS = frozenset({"expect_return_s", "expected_fanout", "final"})
+RETURN_HINTS = frozenset({"expect_return_s", "expected_fanout", "depth", "final"})
 RETAIN_HINTS = frozenset({"retain"})
 
 

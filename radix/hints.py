@@ -14,6 +14,7 @@ MAX_EXPECT_S = 3600.0
 MAX_RETAIN_S = 3600.0
 MAX_LEVEL = 100
 AWAIT_S = 60.0  # how long the expected children of a request may keep its end
+STEP_S = 5.0  # how long each step that a program has left does so
 NEVER = math.inf
 
 
@@ -32,6 +33,8 @@ class HintsLike(Protocol):
     def retain_priority(self) -> int: ...
     @property
     def expected_fanout(self) -> int: ...
+    @property
+    def depth(self) -> int: ...
 
 
 def note(
@@ -43,7 +46,8 @@ def note(
 
     When the program returns (`back_at`) is noted on the nodes that are its alone: what others use too is not
     its to condemn, or to prolong. A final program condemns every branch it leaves, not only this path. A
-    retention holds for the whole path, whoever uses it; expected children hold its end until so many have come.
+    retention holds for the whole path, whoever uses it; expected children hold its end until so many have come,
+    and steps that are left hold it until the next has come.
     """
     own = [node for node in tree.chain(end) if node.program == program]
     if hints is None:
@@ -56,10 +60,17 @@ def note(
         return _condemn(own[-1]) if own else []
     if hints.expected_fanout > 0:
         end.awaited, end.await_until = hints.expected_fanout, now + AWAIT_S
+    elif holds_next(hints):
+        end.awaited, end.await_until = 1, now + min(hints.depth * STEP_S, AWAIT_S)
     wait = usual if hints.expect_return_s is None else hints.expect_return_s
     for node in own:
         node.back_at = None if wait is None else now + min(max(wait, 0.0), MAX_EXPECT_S)
     return []
+
+
+def holds_next(hints: HintsLike) -> bool:
+    """True if `depth` is what the end is kept by: nothing said already tells more of who comes and when."""
+    return hints.depth > 0 and not (hints.final or hints.expected_fanout or hints.expect_return_s is not None)
 
 
 def retain_level(node: Node, now: float) -> int:

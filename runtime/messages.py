@@ -49,6 +49,7 @@ class Hints(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     retain_ttl_s: float | None = None
     retain_priority: int = 0
     expected_fanout: int = 0
+    depth: int = 0  # so many further steps of the program extend my tail, one after the other
 
 
 class NamespaceKey(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -18,6 +18,7 @@ MAX_SEGMENTS = 256
 MAX_PRIORITY = 10**6
 MAX_SECONDS = 7 * 24 * 3600.0
 MAX_FANOUT = 4096
+MAX_DEPTH = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,11 +117,17 @@ def _check_hints(hints: Hints) -> None:
     _check_number("retain_ttl_s", hints.retain_ttl_s, 0.0, MAX_SECONDS)
     _check_number("retain_priority", hints.retain_priority, -MAX_PRIORITY, MAX_PRIORITY)
     _check_number("expected_fanout", hints.expected_fanout, 0, MAX_FANOUT)
+    _check_count("depth", hints.depth, MAX_DEPTH)
 
 
 def _check_key(name: str, value: object) -> None:
     if not isinstance(value, str) or len(value) > MAX_KEY_CHARS:
         raise InvalidRequest(f"{name} must be a string of at most {MAX_KEY_CHARS} characters.", param=name)
+
+
+def _check_count(name: str, value: object, high: int) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= high:
+        raise InvalidRequest(f"{name} must be a whole number from 0 to {high}; got {shown(value)}.", param=name)
 
 
 def _check_number(name: str, value: object, low: float, high: float, *, open_low: bool = False) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from radix.hints import holds_next
 from runtime.messages import Hints
 from runtime.scheduler.state import State
 
@@ -13,6 +14,7 @@ def honoured(state: State, hints: Hints) -> tuple[str, ...]:
         "program_id": hints.program_id is not None and (state.policy.name == "program" or bool(evicts)),
         "parent_id": hints.parent_id is not None and state.policy.name == "program" and state.families.known(hints),
         "expected_fanout": hints.expected_fanout > 0 and "expected_fanout" in evicts,
+        "depth": holds_next(hints) and "depth" in evicts,
         "priority": hints.priority != 0 and state.policy.preempts,
         "expect_return_s": hints.expect_return_s is not None and "expect_return_s" in evicts,
         "final": hints.final and "final" in evicts,

@@ -24,6 +24,7 @@ class AgentHints(msgspec.Struct, kw_only=True):
     final: bool = False
     retain: Retain | None = None
     expected_fanout: int = 0
+    depth: int = 0
 
 
 def hints_of(given: AgentHints | None) -> Hints:
@@ -40,4 +41,5 @@ def hints_of(given: AgentHints | None) -> Hints:
         retain_ttl_s=retain.ttl_s,
         retain_priority=retain.priority or (1 if given.retain is not None and retain.ttl_s is None else 0),
         expected_fanout=given.expected_fanout,
+        depth=given.depth,
     )

@@ -40,6 +40,22 @@ def test_siblings_travel_in_one_message_and_say_how_many_they_are(backend: FakeB
     assert len({request.hints.program_id for request in rest}) == 4
 
 
+def test_every_request_says_how_many_steps_of_its_branch_follow(backend: FakeBackend) -> None:
+    @rt.function
+    def program(s: rt.State) -> Any:
+        s += "the cat"
+        s += rt.gen("a", n=2)
+        s += " sat on "
+        s += rt.gen("b")
+        s += rt.gen("c", deadline=30.0)  # a request of its own, as is what follows
+        s += rt.select("d", ["mat", "hat"])
+        return s["d"]
+
+    program.run(backend)
+    depths = [request.hints.depth for request in backend.requests]
+    assert depths == [3, 0, 2, 1, 0, 0]  # of two samples and of two choices, one at most goes on
+
+
 @pytest.mark.parametrize("text", [None, ""])
 def test_fork_before_any_text(backend: FakeBackend, text: str | None) -> None:
     @rt.function

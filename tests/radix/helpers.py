@@ -26,6 +26,7 @@ class Hints:
     retain_ttl_s: float | None = None
     retain_priority: int = 0
     expected_fanout: int = 0
+    depth: int = 0
 
 
 GARBAGE = -2

@@ -228,6 +228,38 @@ def test_fan_out_keeps_the_end_until_so_many_have_come() -> None:
     assert c.check_match(B) == 7
 
 
+def test_steps_that_are_left_keep_the_end_until_the_next_has_come() -> None:
+    c = client("hints")
+    c.serve(A, hints=Hints("a", depth=1))
+    c.serve(B)
+    c.serve(C)
+    assert order(c)[-1] == "A"
+    c.serve(A, hints=Hints("a", depth=1))
+    c.serve(np.append(A, ids(1, 2)))  # the next step has come
+    wait(c, 2)
+    c.serve(B)
+    assert c.cache.evict(1) == 1
+    assert c.check_match(B) == 7
+
+
+def test_the_more_steps_are_left_the_longer_they_keep_the_end_but_a_minute_at_most() -> None:
+    for depth, seconds, last in ((1, 5, "C"), (2, 5, "A"), (4096, 50, "A"), (4096, 62, "C")):
+        c = client("hints")
+        c.serve(A, hints=Hints("a", depth=depth))
+        c.serve(B)
+        c.serve(C)
+        wait(c, seconds)
+        assert order(c)[-1] == last, depth
+
+
+def test_depth_yields_to_whoever_says_when_or_that_it_is_over() -> None:
+    for said in ({"expect_return_s": 500}, {"final": True}):
+        c = client("hints")
+        c.serve(A, hints=Hints("a", depth=9, **said))
+        c.serve(B)
+        assert order(c)[0] == "A"
+
+
 def test_a_program_that_says_nothing_is_expected_when_it_usually_comes() -> None:
     c = client("hints", n_pages=32)
     for _ in range(3):  # "quick" is back after two seconds, always

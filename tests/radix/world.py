@@ -242,7 +242,7 @@ class World:
             return None
         wait = (None, 0.5, 20.0)[i // 3 % 3]
         ttl = (None, None, 3.0)[i // 9 % 3]
-        return Hints((None, "a", "b", "c")[i % 4], wait, i % 7 == 0, ttl, (0, 0, 2, -1)[i // 5 % 4], i % 5)
+        return Hints((None, "a", "b", "c")[i % 4], wait, i % 7 == 0, ttl, (0, 0, 2, -1)[i // 5 % 4], i % 5, i // 2 % 4)
 
     def scribble(self, pages: np.ndarray) -> None:
         """Whoever is given a page writes all over it in the same step."""

@@ -315,7 +315,18 @@ def test_hints_come_in_by_every_door_and_the_reply_says_which_were_honoured() ->
             assert set((got["usage"] if "usage" in got else got["meta_info"])["hints_honoured"]) == wanted
             plain = http.post(path, json=body).json()
             assert "hints_honoured" not in (plain["usage"] if "usage" in plain else plain["meta_info"])
-            for wrong in ({"expect_return_s": -1}, {"expected_fanout": 10**6}, {"final": "yes"}, 7):
+            steps = http.post(path, json={**body, "hints": {"depth": 3}}).json()
+            assert (steps["usage"] if "usage" in steps else steps["meta_info"])["hints_honoured"] == ["depth"]
+            refused = http.post(path, json={**body, "hints": {"depth": 4097}})
+            assert (refused.status_code, "depth must be" in refused.text) == (400, True)
+            for wrong in (
+                {"depth": -1},
+                {"depth": 1.5},
+                {"expect_return_s": -1},
+                {"expected_fanout": 10**6},
+                {"final": "yes"},
+                7,
+            ):
                 assert http.post(path, json={**body, "hints": wrong}).status_code == 400
 
 

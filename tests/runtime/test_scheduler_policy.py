@@ -351,6 +351,25 @@ def test_hints_that_have_an_effect_are_named_in_the_reply() -> None:
         assert usage.hints_honoured == want
 
 
+@pytest.mark.parametrize(
+    ("eviction", "hints", "acts"),
+    [
+        ("hints", Hints(depth=3), True),
+        ("lru", Hints(depth=3), False),
+        ("hints", Hints(), False),
+        ("hints", Hints(depth=3, expect_return_s=5.0), False),  # says more: the time itself
+        ("hints", Hints(depth=3, expected_fanout=2), False),
+        ("hints", Hints(depth=3, final=True), False),
+    ],
+)
+def test_depth_is_named_where_it_is_what_keeps_the_tail(eviction: str, hints: Hints, acts: bool) -> None:
+    world = World(eviction_policy=eviction)
+    world.ask("a", [5], max_tokens=1, hints=hints)
+    usage = world.run().said["a"].usage
+    assert usage is not None
+    assert ("depth" in usage.hints_honoured) is acts
+
+
 @settings(max_examples=15, deadline=None)
 @given(st.sampled_from(["lpm", "dfs-weight", "fcfs", "fair"]), st.integers(0, 10**6))
 def test_a_cold_request_is_served_in_bounded_time_whatever_keeps_coming(policy: str, seed: int) -> None:

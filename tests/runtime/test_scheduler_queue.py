@@ -229,6 +229,20 @@ def test_a_fork_point_is_kept_until_the_children_that_were_announced_have_come(p
     assert late.cached_tokens < 42  # both have come: it is kept no longer
 
 
+@pytest.mark.parametrize(("depth", "kept"), [(2, True), (0, False)])
+def test_a_tail_that_the_program_goes_on_from_is_kept_until_then(depth: int, kept: bool) -> None:
+    world = World(page_size=4, n_pages=40, eviction_policy="hints")
+    world.ask("first step", ids(42), max_tokens=1, hints=Hints(depth=depth))
+    world.run()
+    for i in range(4):
+        world.ask(f"noise{i}", ids(60, start=100 + 31 * i), max_tokens=1)
+        world.run()
+    world.ask("second step", [*ids(42), 3], max_tokens=1)
+    usage = world.run().said["second step"].usage
+    assert usage is not None
+    assert (usage.cached_tokens == 42) is kept
+
+
 def test_children_that_never_come_keep_nothing_for_long() -> None:
     clock = Clock()
     world = World(page_size=4, n_pages=40, eviction_policy="hints", clock=clock)

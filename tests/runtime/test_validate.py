@@ -26,7 +26,7 @@ def refused(**changes: Any) -> InvalidRequest:
 
 def test_a_good_request_passes() -> None:
     validate_submit(GOOD, LIMITS)
-    hints = Hints(program_id="p", expect_return_s=3, retain_ttl_s=0.5, expected_fanout=4)
+    hints = Hints(program_id="p", expect_return_s=3, retain_ttl_s=0.5, expected_fanout=4, depth=7)
     validate_submit(
         msgspec.structs.replace(GOOD, hints=hints, timeout_s=5, priority=-3, prompt_logprobs_from=2), LIMITS
     )
@@ -48,6 +48,11 @@ def test_a_good_request_passes() -> None:
         ({"namespace": NamespaceKey(salt="x" * 2000)}, "salt"),
         ({"hints": Hints(expect_return_s=float("nan"))}, "expect_return_s"),
         ({"hints": Hints(expected_fanout=10**9)}, "expected_fanout"),
+        ({"hints": Hints(depth=-1)}, "depth"),
+        ({"hints": Hints(depth=4097)}, "depth"),
+        ({"hints": Hints(depth=True)}, "depth"),
+        ({"hints": Hints(depth=1.5)}, "depth"),  # type: ignore[arg-type]
+        ({"hints": Hints(depth=None)}, "depth"),  # type: ignore[arg-type]
         ({"timeout_s": 0.0}, "timeout_s"),
         ({"timeout_s": float("inf")}, "timeout_s"),
         ({"priority": True}, "priority"),
