@@ -125,23 +125,27 @@ class EngineConfig:
         _check_declared(self)
         for name, low in (
             ("page_size", 1),
+            ("context_length", 1),
+            ("kv_pool_tokens", 1),
+            ("threads", 1),
             ("max_running", 1),
             ("max_queue", 0),
             ("max_step_tokens", 1),
             ("chunk_tokens", 1),
         ):
-            if getattr(self, name) < low:
-                raise InvalidRequest(f"{name} must be at least {low}; got {getattr(self, name)}.", param=name)
+            value = getattr(self, name)
+            if value is not None and value < low:
+                raise InvalidRequest(f"{name} must be at least {low}; got {value}.", param=name)
         if self.mem_fraction is not None and not 0.0 < self.mem_fraction < 1.0:
             raise InvalidRequest(
                 f"mem_fraction must be between 0 and 1; got {self.mem_fraction}.", param="mem_fraction"
             )
         if self.max_itl_inflation < 1.0:
             raise InvalidRequest("max_itl_inflation must be at least 1.", param="max_itl_inflation")
-        if self.max_queue_time_s is not None and self.max_queue_time_s <= 0:
-            raise InvalidRequest(
-                f"max_queue_time_s must be above 0; got {self.max_queue_time_s}.", param="max_queue_time_s"
-            )
+        for name in ("max_queue_time_s", "stall_s"):
+            seconds = getattr(self, name)
+            if seconds is not None and seconds <= 0:
+                raise InvalidRequest(f"{name} must be above 0; got {seconds}.", param=name)
         parse_floors(self.cache_floors)
 
 

@@ -102,7 +102,7 @@ class Ingest:
         if request.deadline is not None:
             self._watch(request, request.deadline)
         if state.config.max_queue_time_s is not None:
-            self._patience.append((state.now + state.config.max_queue_time_s, request))
+            self._be_patient(request, state.now + state.config.max_queue_time_s)
 
     def _watch(self, request: Request, deadline: float) -> None:
         """Note a deadline. Those of requests that ended in time are dropped when they outnumber the others."""
@@ -111,6 +111,13 @@ class Ingest:
         if len(self._deadlines) > 2 * len(live) + SLACK:
             self._deadlines = [entry for entry in self._deadlines if live.get(entry[2].rid) is entry[2]]
             heapq.heapify(self._deadlines)
+
+    def _be_patient(self, request: Request, until: float) -> None:
+        """Note how long it may wait. Those behind one that waits long are dropped when they have started or ended."""
+        queue = self.state.queue
+        self._patience.append((until, request))
+        if len(self._patience) > 2 * len(queue) + SLACK:
+            self._patience = deque(entry for entry in self._patience if entry[1] in queue)
 
     def _refuse(self, submit: Submit, sink: Sink, error: Exception) -> None:
         state = self.state

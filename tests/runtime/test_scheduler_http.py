@@ -200,15 +200,15 @@ async def read_streams(url: str, n: int, max_tokens: int, at_once: int) -> list[
 
 @pytest.mark.parametrize("n", [60, pytest.param(500, marks=pytest.mark.soak)])
 def test_an_event_loop_held_up_for_two_seconds_under_many_streams_aborts_nobody(n: int) -> None:
-    with served(n_pages=8192, latency_s=0.004, max_queue=1000) as (url, app, scheduler):
+    with served(n_pages=8192, latency_s=0.02, max_queue=1000) as (url, app, scheduler):
         aborts = count_aborts(scheduler)
         app.block_s = 2.0
 
         async def both() -> list[bool]:
-            streams = asyncio.ensure_future(read_streams(url, n, 2000 // n + 40, at_once=n))
-            while scheduler.stats()["received"] < n:
-                await asyncio.sleep(0.02)
-            async with httpx.AsyncClient(timeout=30) as http:
+            async with httpx.AsyncClient(timeout=60) as http:
+                streams = asyncio.ensure_future(read_streams(url, n, 2000 // n + 40, at_once=n))
+                while scheduler.stats()["received"] < n:
+                    await asyncio.sleep(0.02)
                 assert (await http.get(f"{url}/block")).status_code == 200
             return await streams
 
@@ -232,7 +232,7 @@ def test_normal_streams_send_no_abort(n: int) -> None:
 
 
 def test_a_step_that_does_not_return_turns_health_to_503_with_its_rows() -> None:
-    with served(stall_s=0.05) as (url, app, scheduler):
+    with served(stall_s=0.5) as (url, app, scheduler):
         runner: Any = app.engine._parts.runner
         assert httpx.get(f"{url}/health", timeout=10).status_code == 200
         runner.stuck_at.update(range(2, 50))
@@ -244,10 +244,10 @@ def test_a_step_that_does_not_return_turns_health_to_503_with_its_rows() -> None
                 json={"prompt": "x", "max_tokens": 9, "ignore_eos": True, "stream": True},
             ) as stream,
         ):
-            wait_until(lambda: httpx.get(f"{url}/health", timeout=10).status_code == 503, 10)
-            why = httpx.get(f"{url}/health", timeout=10).text
-            assert "has not returned" in why
-            assert "1 decode" in why
+            wait_until(lambda: "has not returned" in httpx.get(f"{url}/health", timeout=10).text, 20)
+            health = httpx.get(f"{url}/health", timeout=10)
+            assert health.status_code == 503
+            assert "1 decode" in health.text
             assert scheduler.stats()["stalls"] == 1
             runner.stuck_at.clear()
             assert "[DONE]" in stream.read().decode()

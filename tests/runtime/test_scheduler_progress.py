@@ -12,11 +12,12 @@ from hypothesis import strategies as st
 
 from runtime.execute.fake import FakeRunner, fake_spec
 from runtime.messages import GrammarSpec
-from runtime.scheduler import Scheduler
+from runtime.scheduler import Scheduler, loop
 from runtime.scheduler.policy import POLICIES
 from runtime.step import StepPlan
 from tests.runtime.fake_grammar import FakeGrammars, spec_of
 from tests.runtime.world import World, make_submit
+from tests.serve.running import wait_until
 
 requests = st.lists(st.tuples(st.integers(1, 60), st.integers(0, 60), st.integers(0, 2)), min_size=1, max_size=8)
 
@@ -92,8 +93,9 @@ def test_a_big_request_gets_in_whatever_small_ones_keep_coming(seed: int, policy
         assert n < 300
 
 
-def test_an_idle_loop_wakes_for_a_message_and_for_a_finished_compilation() -> None:
+def test_an_idle_loop_wakes_for_a_message_and_for_a_finished_compilation(monkeypatch: pytest.MonkeyPatch) -> None:
     """Run in its own thread, the loop sleeps when there is nothing to do; both events must wake it at once."""
+    monkeypatch.setattr(loop, "IDLE_S", 60.0)  # it would be late if it woke by itself
     grammars = FakeGrammars(slow=True)
     world = World(grammar=grammars, clock=time.monotonic)
     scheduler: Scheduler = world.scheduler
@@ -109,8 +111,7 @@ def test_an_idle_loop_wakes_for_a_message_and_for_a_finished_compilation() -> No
     try:
         spec: GrammarSpec = spec_of([[5], [6], [7]])
         scheduler.receive(make_submit("a", [2, 3, 4], grammar=spec, max_tokens=9), sink)
-        while not grammars.waiting:
-            time.sleep(0.001)
+        wait_until(lambda: bool(grammars.waiting), 20)
         assert not done.wait(0.05)
         grammars.finish()
         assert done.wait(20)

@@ -147,11 +147,31 @@ def test_an_idle_loop_wakes_for_the_end_of_patience() -> None:
     assert world.scheduler._ingest.next_deadline() == world.clock() + 5.0
 
 
+def test_those_who_started_are_not_remembered_for_the_sake_of_one_that_waits() -> None:
+    world = World(max_running=1, max_queue_time_s=5.0, schedule_policy="priority", audit=False)
+    world.ask("last", ids(9), max_tokens=1, priority=-1)
+    for i in range(201):
+        world.ask(f"r{i}", ids(6), max_tokens=1)
+        while f"r{i}" not in world.said:
+            world.turn()
+    assert "last" not in world.said
+    assert len(world.scheduler._ingest._patience) <= 100
+    world.run()
+
+
 @pytest.mark.parametrize("value", [0, -1.0])
-def test_patience_must_be_positive(value: float) -> None:
+@pytest.mark.parametrize("name", ["max_queue_time_s", "stall_s"])
+def test_patience_must_be_positive(name: str, value: float) -> None:
     with pytest.raises(InvalidRequest) as caught:
-        EngineConfig(max_queue_time_s=value)
-    assert caught.value.param == "max_queue_time_s"
+        EngineConfig(**{name: value})  # type: ignore[arg-type]
+    assert caught.value.param == name
+
+
+@pytest.mark.parametrize("name", ["context_length", "kv_pool_tokens", "threads", "page_size", "chunk_tokens"])
+def test_sizes_must_be_positive(name: str) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        EngineConfig(**{name: 0})  # type: ignore[arg-type]
+    assert caught.value.param == name
 
 
 # -- accounts ------------------------------------------------------------------------------------------------------
