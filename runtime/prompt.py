@@ -51,7 +51,7 @@ def is_one(prompt: Any) -> bool:
     return isinstance(prompt[0], Mapping | int | np.integer)
 
 
-def to_ids(prompt: Any, encoder: Encoder, renderer: Renderer, **render: Any) -> bytes:
+def to_ids(prompt: Any, encoder: Encoder, renderer: Renderer, /, **render: Any) -> bytes:
     """One prompt as packed token ids. Raises InvalidRequest."""
     tools = render.get("tools")
     if tools is not None and (isinstance(tools, str) or not isinstance(tools, Sequence)):

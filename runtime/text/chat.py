@@ -68,7 +68,7 @@ class ChatRenderer:
         return self._tool_template.knows_tools
 
     def render(
-        self, messages: Any, tools: Sequence[Any] | None = None, add_generation_prompt: bool = True, **kwargs: Any
+        self, /, messages: Any, tools: Sequence[Any] | None = None, add_generation_prompt: bool = True, **kwargs: Any
     ) -> list[int]:
         """Prompt ids of a chat. Raises InvalidRequest, naming the message, for what cannot be rendered."""
         text = self.render_text(messages, tools, add_generation_prompt, **kwargs)
@@ -81,7 +81,7 @@ class ChatRenderer:
         return self.tokenizer.encode(text, add_special=False)
 
     def render_text(
-        self, messages: Any, tools: Sequence[Any] | None = None, add_generation_prompt: bool = True, **kwargs: Any
+        self, /, messages: Any, tools: Sequence[Any] | None = None, add_generation_prompt: bool = True, **kwargs: Any
     ) -> str:
         """The prompt as text. `continue_final_message=True` leaves the last assistant message open."""
         plain = normalise_messages(messages)

@@ -50,10 +50,10 @@ class ChatTemplate:
     def knows_tools(self) -> bool:
         return "tools" in self.names
 
-    def render(self, **variables: Any) -> str:
+    def render(self, /, **variables: Any) -> str:
         """Raises TemplateRefusal with the template's own message."""
         try:
-            return self._template.render(**variables)
+            return self._template.render(variables)
         except TemplateRefusal:
             raise
         except (jinja2.TemplateError, TypeError, ValueError, KeyError, AttributeError, ZeroDivisionError) as error:

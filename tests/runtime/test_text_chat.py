@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 
 from runtime.errors import InvalidRequest, ModelLoadError
-from runtime.text.chat import ChatRenderer
+from runtime.messages import pack_ids
+from runtime.prompt import to_ids
+from runtime.text.chat import ChatRenderer, template_variables
 from runtime.text.messages import merge_consecutive, normalise_messages
 from runtime.text.template import ChatTemplate, TemplateRefusal
 from runtime.text.tokenizer import Tokenizer
@@ -163,3 +165,10 @@ def test_the_last_assistant_message_can_be_left_open(renderer):
     assert text.endswith("<|im_start|>assistant\nOnce upon")
     with pytest.raises(InvalidRequest, match="continue_final_message"):
         renderer.render([user("x")], continue_final_message=True)
+
+
+@pytest.mark.parametrize("name", ["self", "prompt", "encoder", "renderer", "variables", "template", "loop", ""])
+def test_a_template_variable_may_bear_any_name_that_is_no_field(renderer, name):
+    plain = renderer.render([user("x")])
+    assert renderer.render([user("x")], **template_variables({name: 1})) == plain
+    assert to_ids([user("x")], renderer.tokenizer, renderer, **{name: 1}) == pack_ids(plain)

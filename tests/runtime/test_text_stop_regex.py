@@ -68,7 +68,9 @@ def test_the_scheduler_stops_at_the_token_where_the_text_is_cut():
     assert (verdicts[4].matched, verdicts[4].n_drop) == ("[0-9]{2}", 2)
 
 
-@pytest.mark.parametrize("pattern", ["(", "a*", "", "(?=a)b", "(a{1,200}){1,200}", "x" * 2000, "\\bx"])
+@pytest.mark.parametrize(
+    "pattern", ["(", "a*", "", "(?=a)b", "(a{1,200}){1,200}", "x" * 2000, "\\bx", "(" * 400 + "x" + ")" * 400]
+)
 def test_what_cannot_be_followed_is_refused(pattern):
     with pytest.raises(InvalidRequest) as caught:
         SamplingParams(stop_regex=(pattern,)).validate(100)
@@ -80,3 +82,15 @@ def test_a_hostile_expression_costs_no_more_than_its_size():
     automaton.cache_clear()
     assert shown(b"a" * 3000 + b"!", ["(a+)+b"])[1] is None
     assert time.process_time() - began < 2.0
+
+
+@pytest.mark.parametrize(
+    "pattern", ["(.?){450}\\x00", "(.*){480}\\x00", "((.?){20}){20}\\x00", "[b-eg-zA-Za]{1,990}\\x00"]
+)
+def test_a_character_costs_at_most_a_visit_to_every_state(pattern):
+    one = ScannedFilter((), [pattern])
+    one.push(b"a" * 100)
+    began = time.process_time()
+    one.push(b"a" * 100)
+    assert time.process_time() - began < 0.5  # it was several seconds
+    assert len(one.finish()) == 200
