@@ -141,7 +141,12 @@ def _decimal(value: Any, where: str) -> Decimal:
     check(ok, where, "must be a number")
     exact = value if isinstance(value, Decimal) else Decimal(repr(value))
     check(exact.is_finite(), where, "must be a finite number")
-    small = exact.adjusted() < MAX_BOUND_DIGITS and (exact.normalize().as_tuple().exponent or 0) > -MAX_BOUND_DIGITS  # type: ignore[operator]
+    _, digits, exponent = exact.as_tuple()
+    significant = "".join(map(str, digits)).rstrip("0")
+    if not significant:
+        return Decimal(0)  # whatever its exponent
+    places = -int(exponent) - (len(digits) - len(significant))
+    small = exact.adjusted() < MAX_BOUND_DIGITS and places < MAX_BOUND_DIGITS  # told without writing it out
     check(small, where, f"has more than {MAX_BOUND_DIGITS} digits")
     return exact
 

@@ -9,6 +9,8 @@ from typing import Any, NoReturn
 
 from runtime.errors import InvalidRequest
 
+MAX_EXPONENT = 400  # of a number in a schema; a double's end at 308 and -324
+
 
 @dataclass(frozen=True, slots=True)
 class Limits:
@@ -87,7 +89,16 @@ def _bracket_depth(text: str) -> int:
 
 
 def _decimal(text: str) -> Decimal:
-    return Decimal(text)
+    """The exact number. One that only fills memory when it is written out is refused before that."""
+    try:
+        number = Decimal(text)
+    except ArithmeticError:
+        number = Decimal("inf")
+    if not number:
+        return Decimal(0)
+    if not number.is_finite() or abs(number.adjusted()) > MAX_EXPONENT:
+        raise ValueError(f"the number {text[:40]} is beyond 1e{MAX_EXPONENT} or 1e-{MAX_EXPONENT}")
+    return number
 
 
 def _no_constant(name: str) -> NoReturn:

@@ -40,7 +40,7 @@ def rewrite(document: Any, whitespace: str, limits: Limits) -> tuple[str, list[G
     if not isinstance(document.get("format"), dict):
         reject("structural_tag at '/format': must be an object.", PARAM)
     rewriter = _Rewriter(whitespace, limits)
-    text = json.dumps({"type": PARAM, "format": rewriter.format(document["format"], "/format")})
+    text = json.dumps({"type": PARAM, "format": rewriter.format(document["format"], "/format")}, default=float)
     return text, None if rewriter.foreign else rewriter.grammars
 
 
@@ -69,7 +69,7 @@ class _Rewriter:
         if not isinstance(node, dict):
             reject(f"structural_tag at '{where}': must be an object.", PARAM)
         kind = node.get("type", "tag" if "begin" in node else None)
-        if kind not in _FORMATS:
+        if not isinstance(kind, str) or kind not in _FORMATS:
             reject(f"structural_tag at '{where}/type': unknown format {str(kind)[:40]!r}.", PARAM)
         if depth > 16:
             reject(f"structural_tag at '{where}': nested more than 16 deep.", PARAM)

@@ -162,6 +162,46 @@ def test_any_text_is_printed_or_refused(text: str, kind: Any) -> None:
     check(GrammarSpec(kind=kind, spec=text))
 
 
+NUMBERS = [
+    "1e9999999",
+    "-1e9999999",
+    "1e-9999999",
+    "0e-9999999",
+    "1e400",
+    "1e-399",
+    "1e9" + "9" * 30,
+    "0." + "1" * 2000,
+]
+PLACES = [
+    *(f'{{"{word}": %s}}' for word in ("minimum", "exclusiveMaximum", "multipleOf", "minLength", "maxItems", "const")),
+    '{"enum": [%s, 1]}',
+    '{"type": "number", "not": {"enum": [%s]}}',
+    '{"oneOf": [{"const": %s}, {"type": "integer"}]}',
+    '{"type": "integer", "not": {"minimum": %s}}',
+]
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_a_number_that_is_huge_when_written_out_is_never_written_out(place: str) -> None:
+    began = time.process_time()
+    for number in NUMBERS:
+        check(GrammarSpec(kind="json_schema", spec=place % number))
+    assert time.process_time() - began < 2.0
+
+
+@pytest.mark.parametrize(
+    "format_",
+    [
+        '{"type": []}',
+        '{"type": {}}',
+        '{"type": "tag", "begin": 0.5, "content": {"type": "any_text"}, "end": "x"}',
+        '{"type": "repeat", "min": 0.5, "max": 1e300, "content": {"type": "any_text"}}',
+    ],
+)
+def test_a_tag_of_wrong_types_is_printed_or_refused(format_: str) -> None:
+    check(GrammarSpec(kind="structural_tag", spec=f'{{"format": {format_}}}'))
+
+
 def check(spec: GrammarSpec) -> None:
     try:
         prepared = prepare(spec, "auto", Limits())
