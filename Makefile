@@ -1,7 +1,8 @@
 # Ramet. Every target does its own set-up (.venv, dependencies, model) and is quick the second time.
-#   make demo   a tool-using agent on a real model, with its prefix reuse shown
-#   make test   lint, types and the whole test suite
-#   make serve  the server on http://127.0.0.1:30000        (ARGS="--port 8000 ...")
+#   make demo      a tool-using agent on a real model, with its prefix reuse shown
+#   make test      lint, types and the whole test suite
+#   make install   only the environment: .venv/bin/ramet, .venv/bin/python
+#   make serve     the server on http://127.0.0.1:30000        (ARGS="--port 8000 ...")
 
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
@@ -26,7 +27,7 @@ COMPILED := $(VENV)/.compiled-$(shell cat constraints.txt kernels/build.py $(wil
 .PHONY: help install model demo test lint types unit soak clients planner bench serve clean
 
 help:
-	@sed -n '1,4s/^# \{0,1\}//p' Makefile
+	@sed -n '1,5s/^# \{0,1\}//p' Makefile
 
 install: $(COMPILED)
 
@@ -36,12 +37,14 @@ $(INSTALLED):
 		rm -rf $(VENV); \
 		"$(PYTHON)" -m venv $(VENV) || { echo "No virtual environment could be made; on Debian and Ubuntu: apt install python3-venv" >&2; exit 1; }; \
 	fi
-	@echo "Installing into $(VENV) (once; a few minutes)"
+	@echo "Installing into $(VENV) (once; a few minutes): pip"
 	@# A pip that can resume a broken download.
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check 'pip>=25.1'
+	@echo "torch, the largest part$(if $(TORCH_INDEX), (from $(TORCH_INDEX)))"
 	@# torch first and exactly pinned: a looser range can pull a build several gigabytes large.
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) \
 		"$$(grep -E '^torch==' constraints.txt)"
+	@echo "everything else"
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	@rm -f $(VENV)/.installed-* && touch $@
 

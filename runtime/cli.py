@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import difflib
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -24,7 +25,11 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 def run(argv: Sequence[str]) -> int:
     """Run one command; its exit status. argparse itself exits for wrong usage and for --help."""
-    args = build_parser().parse_args(argv)
+    parser = build_parser()
+    if not argv:
+        parser.print_help(sys.stderr)
+        return EXIT_USAGE
+    args = parser.parse_args(argv)
     command: Callable[[argparse.Namespace], int] = args.command
     try:
         return command(args)
@@ -36,11 +41,23 @@ def run(argv: Sequence[str]) -> int:
         return EXIT_INTERRUPTED
 
 
+class _Parser(argparse.ArgumentParser):
+    """Speaks of an unknown option itself, with the nearest it knows, instead of leaving that to the parser above it."""
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        known, rest = super().parse_known_args(args, namespace)
+        if rest:
+            near = difflib.get_close_matches(rest[0].partition("=")[0], self._option_string_actions, n=1)
+            hint = f"did you mean {near[0]}?" if near else f"{self.prog} --help lists what there is"
+            self.error(f"{' '.join(rest)}: not understood; {hint}")
+        return known, rest
+
+
 def build_parser() -> argparse.ArgumentParser:
     """The whole command line."""
     from ramet import __version__
 
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog="ramet",
         description="A radix-tree prefix-caching runtime for agentic LLM workloads.",
         epilog="Each command has its own --help.",

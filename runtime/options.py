@@ -1,6 +1,7 @@
 """Flags, environment variables and YAML keys, all derived from the config dataclasses.
 
-A value is taken from the first of: flag, environment variable RAMET_<FIELD>, the file of --config, the default.
+A value is taken from the first of: flag, environment variable, the file of --config, the default. The environment and
+the file know an option by its field's name and by each of its flags (RAMET_DRAIN_TIMEOUT, RAMET_DRAIN_TIMEOUT_S).
 """
 
 from __future__ import annotations
@@ -48,6 +49,8 @@ ALIASES = {
     "seed": ("--random-seed",),
     "cors_origins": ("--allowed-origins",),
 }
+
+FILES = ("chat_template", "trace_steps")  # options that name a file
 
 # Switches that set an option to a fixed value.
 SWITCHES = {
@@ -108,8 +111,13 @@ class Option:
     choices: tuple[str, ...]
 
     @property
-    def env(self) -> str:
-        return f"RAMET_{self.name.upper()}"
+    def spellings(self) -> tuple[str, ...]:
+        """Its names outside the command line, with `_` for `-`; the first flag's comes first."""
+        return tuple(dict.fromkeys((*(flag[2:].replace("-", "_") for flag in self.flags), self.name)))
+
+    @property
+    def env(self) -> tuple[str, ...]:
+        return tuple(f"RAMET_{spelling.upper()}" for spelling in self.spellings)
 
     def parse(self, value: Any, source: str) -> Any:
         """`value` (text, or YAML's own type) as this option's type. Raises InvalidRequest naming the source."""
@@ -217,6 +225,8 @@ class _Unsupported(argparse.Action):
 
 
 def _metavar(option: Option) -> str:
+    if option.name in FILES:
+        return "FILE"
     return {int: "N", float: "X"}.get(option.kind, option.name.rsplit("_", 1)[-1].upper())
 
 
@@ -245,8 +255,7 @@ def known_yaml_keys(configs: Iterable[type]) -> dict[str, str]:
     keys: dict[str, str] = {}
     for config in configs:
         for option in options_of(config):
-            keys[option.name] = option.name
-            keys.update({flag[2:].replace("-", "_"): option.name for flag in option.flags})
+            keys.update(dict.fromkeys(option.spellings, option.name))
     return keys
 
 
@@ -271,8 +280,8 @@ def resolve(config: type[Config], flags: Mapping[str, Any], yaml: Mapping[str, A
         given = flags.get(option.name)
         if given is not None:
             values[option.name] = option.parse(given, option.flags[0])
-        elif (text := os.environ.get(option.env)) is not None:
-            values[option.name] = option.parse(text, option.env)
+        elif env := next((env for env in option.env if env in os.environ), None):
+            values[option.name] = option.parse(os.environ[env], env)
         elif option.name in yaml:
             values[option.name] = option.parse(yaml[option.name], f"{option.name} in the configuration file")
     return config(**values)

@@ -21,6 +21,7 @@ from runtime.generate import Generator
 from runtime.logs import setup_logging
 from runtime.process import IpcClient, SchedulerProcess
 from runtime.serve.app import create_app
+from runtime.serve.zmq_door import check_endpoint
 from runtime.text.tokenizer import Tokenizer
 
 log = logging.getLogger("ramet.server")
@@ -41,6 +42,8 @@ def run_server(engine: EngineConfig, server: ServerConfig, *, parts: str = "runt
     setup_logging(server.log_format, server.log_level)
     with _signals_as(_Interrupted):
         try:
+            if server.zmq_endpoint:  # told at once, as a port in use is
+                check_endpoint(server.zmq_endpoint, has_key=bool(server.api_key))
             with (
                 _bound(server) as sock,
                 _loaded(engine, server, parts) as process,

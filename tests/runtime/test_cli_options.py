@@ -64,12 +64,20 @@ def test_flag_wins_over_environment_wins_over_file(monkeypatch: pytest.MonkeyPat
     assert server.port == 1
 
 
+@pytest.mark.parametrize("name", ["RAMET_DRAIN_TIMEOUT", "RAMET_DRAIN_TIMEOUT_S"])
+def test_the_environment_knows_an_option_by_its_flag_too(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(name, "7")
+    assert parse()[1].drain_timeout_s == 7
+
+
 def test_every_option_has_a_flag_an_environment_name_a_yaml_key_and_help() -> None:
     for config in (EngineConfig, ServerConfig):
         for option in options_of(config):
             assert option.help
             assert option.group in GROUPS
-            assert option.env == f"RAMET_{option.name.upper()}"
+            assert {f"RAMET_{name.upper()}" for name in (option.name, option.flags[0][2:].replace("-", "_"))} <= {
+                *option.env
+            }
             assert check_yaml({option.flags[0][2:]: 1}, (config,)) == {option.name: 1}
 
 
@@ -134,10 +142,16 @@ def test_what_is_not_supported_says_so(flag: str, capsys: pytest.CaptureFixture[
     assert f"{flag}: Ramet does not support" in capsys.readouterr().err
 
 
-def test_an_unknown_flag_ends_with_2() -> None:
+def test_an_unknown_flag_ends_with_2_and_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as caught:
         parse("--page-sise", "4")
     assert caught.value.code == 2
+    assert "ramet serve: error: --page-sise 4: not understood; did you mean --page-size?" in capsys.readouterr().err
+
+
+def test_no_command_shows_the_commands(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run([]) == 2
+    assert "serve a model over HTTP" in capsys.readouterr().err
 
 
 def test_help_is_grouped_for_people(capsys: pytest.CaptureFixture[str]) -> None:
@@ -161,3 +175,10 @@ def test_flags_of_a_parsed_namespace_start_unset() -> None:
     args: argparse.Namespace = build_parser().parse_args(["serve"])
     named = {option.name for config in (EngineConfig, ServerConfig) for option in options_of(config)}
     assert all(getattr(args, name) is None for name in named)
+
+
+def test_an_open_zmq_door_without_a_key_is_told_before_the_model_is_loaded(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["serve", "--model", "none", "--port", "0", "--zmq-endpoint", "tcp://0.0.0.0:1"]) == 2
+    assert (
+        capsys.readouterr().err == "ramet: zmq_endpoint tcp://0.0.0.0:1 is open to the network; that needs --api-key.\n"
+    )
