@@ -9,13 +9,16 @@ from __future__ import annotations
 import random
 from typing import Any
 
+import msgspec
 import pytest
 
 from runtime.execute.fake import FakeRunner, fake_spec
 from runtime.messages import Hints
+from runtime.request import Phase
 from runtime.scheduler.policy import POLICIES
+from runtime.scheduler.retract import retract
 from tests.runtime.fake_grammar import FakeGrammars, spec_of
-from tests.runtime.world import Clock, World, alone
+from tests.runtime.world import Clock, World, alone, make_submit
 
 CONTEXT = 192
 TRUNK = [2 + (7 * i + i * i) % 60 for i in range(150)]
@@ -26,6 +29,7 @@ class Soak:
 
     def __init__(self, seed: int, overlap: bool, **options: Any) -> None:
         self.rng = rng = random.Random(seed)
+        self.more = more = random.Random(seed + 7919)  # what came later; the rest is as it was
         self.page_size = rng.choice([1, 2, 4, 16])
         pool = rng.choice([128, 256, 1024])
         self.fail_at: set[int] = set()
@@ -43,6 +47,8 @@ class Soak:
             clock=self.clock,
             grammar=FakeGrammars(),
             schedule_policy=rng.choice(sorted(POLICIES)),
+            eviction_policy=more.choice(["lru", "lfu", "slru", "priority", "hints"]),
+            cache_floors=more.choice([None, '{"": 32}']),
             max_step_tokens=rng.choice([8, 32, 128]),
             chunk_tokens=rng.choice([8, 64]),
         )
@@ -58,6 +64,7 @@ class Soak:
                 self.world.abort(self.rng.choice(list(self.world.state.live)))
             elif roll < 0.35:
                 self.world.abort(group="g1")
+            self._interfere()
             self.world.turn()
         self.world.run(20_000)
 
@@ -77,6 +84,18 @@ class Soak:
             n += 1
         return n
 
+    def _interfere(self) -> None:
+        """Take somebody back though there is room, or forget what nobody holds, while a step may be in flight."""
+        roll, state = self.more.random(), self.world.state
+        if roll < 0.03:
+            running = [r for r in state.rows.running() if r.phase is not Phase.DRAIN]
+            if running:
+                retract(state, self.more.choice(running))
+        elif roll < 0.04:
+            self.world.call("pause", retract=self.more.random() < 0.5)
+            self.world.call("flush")
+            self.world.call("resume")
+
     # -- what is asked -------------------------------------------------------------------------------------------
 
     def _ask(self) -> None:
@@ -91,8 +110,24 @@ class Soak:
         }
         if rng.random() < 0.1:
             options["prompt_logprobs_from"] = rng.randrange(len(prompt))
-        self.asked[f"r{n}"] = (prompt, options)
-        self.world.ask(f"r{n}", prompt, **options, **extra)
+        extra["hints"] = msgspec.structs.replace(extra["hints"], **self._advice())
+        twins = [prompt]
+        if len(prompt) < min(CONTEXT, self.world.state.limits.max_len) - 4:  # siblings of the same step
+            twins += [[*prompt, self.more.randrange(2, 64)] for _ in range(self.more.choice([0, 0, 0, 1, 2]))]
+        submits = []
+        for i, twin in enumerate(twins, n):
+            self.asked[f"r{i}"] = (twin, options)
+            submits.append(make_submit(f"r{i}", twin, **options, **extra))
+        self.world.ask_together(*submits)
+
+    def _advice(self) -> dict[str, Any]:
+        more = self.more
+        return {
+            "expect_return_s": more.choice([None, None, 0.1, 9.0]),
+            "expected_fanout": more.choice([0, 0, 2]),
+            "retain_ttl_s": more.choice([None, None, 0.5]),
+            "parent_id": more.choice([None, "p"]),
+        }
 
     def _prompt(self) -> list[int]:
         """A branch of the common trunk, or the next turn of an earlier request."""
