@@ -11,7 +11,7 @@ def honoured(state: State, hints: Hints) -> tuple[str, ...]:
     """Names of the given hints that scheduling or eviction acts on; the others were read and had no effect."""
     evicts = state.cache.heap.policy.honours
     given = {
-        "program_id": hints.program_id is not None and (state.policy.name == "program" or bool(evicts)),
+        "program_id": hints.program_id is not None and (state.policy.name == "program" or "final" in evicts),
         "parent_id": hints.parent_id is not None and state.policy.name == "program" and state.families.known(hints),
         "expected_fanout": hints.expected_fanout > 0 and "expected_fanout" in evicts,
         "depth": holds_next(hints) and "depth" in evicts,

@@ -342,6 +342,7 @@ def test_hints_that_have_an_effect_are_named_in_the_reply() -> None:
     for policy, eviction, want in (
         ("lpm", "lru", ()),
         ("priority", "lru", ("priority",)),
+        ("lpm", "priority", ("retain",)),
         ("program", "hints", ("program_id", "expect_return_s", "retain")),
     ):
         world = World(schedule_policy=policy, eviction_policy=eviction)
