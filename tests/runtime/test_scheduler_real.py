@@ -13,7 +13,7 @@ from runtime.config import EngineConfig
 from runtime.execute.runner import ModelRunner
 from runtime.models.loader import load_runner
 from tests.runtime.tiny import write_tiny
-from tests.runtime.world import World
+from tests.runtime.world import World, make_submit
 
 TRUNK = random.Random(5).choices(range(256), k=120)
 MakeRunner = Callable[..., ModelRunner]
@@ -49,12 +49,15 @@ def request_of(rng: random.Random) -> tuple[list[int], dict[str, Any]]:
 
 
 def crowd(world: World, seed: int, turns: int) -> dict[str, tuple[list[int], dict[str, Any]]]:
-    """Random arrivals and aborts; returns what was asked and not aborted."""
-    rng, asked = random.Random(seed), {}
+    """Random arrivals, some of siblings together, and aborts; returns what was asked and not aborted."""
+    rng, more, asked = random.Random(seed), random.Random(seed + 1), {}
     for i in range(turns):
         if rng.random() < 0.35 and len(world.state.live) < 12:
-            asked[f"r{i}"] = request_of(rng)
-            world.ask(f"r{i}", asked[f"r{i}"][0], **asked[f"r{i}"][1])
+            prompt, options = asked[f"r{i}"] = request_of(rng)
+            for j in range(more.choice([0, 0, 1, 2])):  # they copy, in its own step, the page it leaves unfilled
+                asked[f"r{i}.{j}"] = [*prompt, more.randrange(256)], options
+            together = [rid for rid in asked if rid.partition(".")[0] == f"r{i}"]
+            world.ask_together(*(make_submit(rid, asked[rid][0], **options) for rid in together))
         elif rng.random() < 0.05 and world.state.live:
             world.abort(rng.choice(list(world.state.live)))
         world.turn()
@@ -71,6 +74,7 @@ def test_hundreds_of_random_steps_answer_as_if_alone(make_runner: MakeRunner, ov
     assert stats["steps_failed"] == 0
     assert stats["retractions"] > 0
     assert stats["reused"] > 300
+    assert stats["copied"] > 20
     solo = World(overlap=False, runner=make_runner(page_size=10), prefix_cache=False, max_step_tokens=512)
     for rid in list(asked)[::3]:
         prompt, options = asked[rid]
@@ -109,6 +113,7 @@ def test_hundreds_of_random_steps_of_the_embedded_model_answer_as_if_alone(smoll
         assert stats["steps_failed"] == 0
         assert stats["retractions"] > 0
         assert stats["reused"] > 500
+        assert stats["copied"] > 20
         solo = World(overlap=False, runner=quiet, prefix_cache=False, max_step_tokens=512, chunk_tokens=512)
         assert len(asked) > 10
         for rid in list(asked)[::2]:
