@@ -13,7 +13,7 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import BaseRoute, Route
 
-from runtime.errors import InvalidRequest
+from runtime.errors import InvalidRequest, Unavailable
 from runtime.serve.context import Caller, Serving
 from runtime.serve.errors import NotImplementedYet
 from runtime.serve.kv_config import kv_events_block
@@ -22,6 +22,7 @@ from runtime.serve.stats import scheduler_numbers
 from runtime.serve.trace import trace_of
 from runtime.serve.wire import json_response, read
 
+PATIENCE_S = 30.0  # a step may be long, but a frozen scheduler never answers
 SETTLE_S = 2.0  # the scheduler may still be clearing up after the last answer
 MAX_WAIT_S = 600.0
 ABSENT = (  # known elsewhere, answered with 501
@@ -98,10 +99,10 @@ def routes(serving: Serving) -> list[BaseRoute]:
         body = await read(request, PauseRequest)
         if body.mode == "abort":
             serving.generator.abort_all()
-        return json_response({"status": await serving.generator.call("pause", retract=body.mode == "retract")})
+        return json_response({"status": await _call(serving, "pause", retract=body.mode == "retract")})
 
     async def resume(request: Request) -> Response:
-        return json_response({"status": await serving.generator.call("resume")})
+        return json_response({"status": await _call(serving, "resume")})
 
     async def nothing_to_do(request: Request) -> Response:
         return Response(status_code=200)
@@ -147,7 +148,7 @@ async def flush_cache(serving: Serving, timeout_s: float = 0.0) -> dict[str, Any
     """
     started = time.monotonic()
     while True:
-        done: dict[str, Any] = await serving.generator.call("flush", idle_only=True)
+        done: dict[str, Any] = await _call(serving, "flush", idle_only=True)
         held, live = done.get("held_by_requests", 0), serving.generator.n_live
         if not held and (not live or done.get("paused")):
             return done
@@ -157,6 +158,15 @@ async def flush_cache(serving: Serving, timeout_s: float = 0.0) -> dict[str, Any
                 f"{live or held} requests are running; the cache was not flushed.", code="cache_in_use"
             )
         await asyncio.sleep(0.01)
+
+
+async def _call(serving: Serving, op: str, **args: Any) -> Any:
+    """A control call whose answer is not waited for for ever. Raises Unavailable."""
+    try:
+        async with asyncio.timeout(PATIENCE_S):
+            return await serving.generator.call(op, **args)
+    except TimeoutError:
+        raise Unavailable(f"The scheduler has not answered for {PATIENCE_S:g} s; it may still {op} later.") from None
 
 
 def abort_requests(serving: Serving, body: AbortRequest, caller: Caller) -> int:

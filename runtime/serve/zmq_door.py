@@ -24,7 +24,7 @@ from runtime.serve.context import Serving
 from runtime.serve.errors import as_ramet_error, openai_body
 from runtime.serve.middleware import KeyRing
 from runtime.serve.trace import Trace
-from runtime.serve.zmq_frames import ZmqReply, codec_of, pack, unpack_request
+from runtime.serve.zmq_frames import ZmqReply, check_json, codec_of, pack, unpack_request
 from runtime.serve.zmq_ops import answer
 
 log = logging.getLogger("ramet.zmq")
@@ -112,8 +112,10 @@ class ZmqDoor:
             log.info("request", extra={"fields": trace.fields("zmq", 499 if trace.aborted else 200)})
 
     async def _answer(self, outlet: _Outlet, client: bytes, frames: list[bytes], trace: Trace) -> None:
-        _, request = unpack_request(frames)
+        codec, request = unpack_request(frames)
         outlet.request_id = request.id
+        if codec != b"json":
+            check_json(request.body)
         trace.caller = self._keys.caller(request.key)
         if self._live[client] > MAX_LIVE_PER_CLIENT:
             raise QueueFull(f"A client may have {MAX_LIVE_PER_CLIENT} requests at once.")

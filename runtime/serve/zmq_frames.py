@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Literal, NamedTuple
 
 import msgspec
+import orjson
 
 from runtime.errors import InvalidRequest
 
@@ -72,3 +73,23 @@ def _unpack(frames: Sequence[bytes], kind: type[Any]) -> tuple[bytes, Any]:
         return frames[0], _CODERS[frames[0]].decode(frames[1], type=kind)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise InvalidRequest(f"The message cannot be read: {error}.", param="body") from None
+
+
+def check_json(body: dict[str, Any]) -> None:
+    """Raise InvalidRequest for a value that JSON has not (bytes, times, extensions), naming its place."""
+    try:
+        orjson.dumps(body, option=orjson.OPT_PASSTHROUGH_DATETIME)  # quick, and enough for nearly all
+        return
+    except TypeError:
+        todo: list[tuple[str, Any]] = [("", body)]
+    while todo:
+        where, value = todo.pop()
+        if isinstance(value, dict):
+            for key, inner in value.items():
+                if not isinstance(key, str | int | float | None):
+                    raise InvalidRequest(f"{where or 'body'} has a key that JSON has not.", param=where or "body")
+                todo.append((f"{where}.{key}" if where else str(key), inner))
+        elif isinstance(value, list):
+            todo.extend((f"{where}[{i}]", inner) for i, inner in enumerate(value))
+        elif not isinstance(value, str | int | float | None):
+            raise InvalidRequest(f"{where} is of a type that JSON has not: {type(value).__name__}.", param=where)

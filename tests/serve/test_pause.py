@@ -10,6 +10,7 @@ import httpx
 import pytest
 
 from tests.lang.engines import toy_engine, toy_server
+from tests.serve.scripted import serve
 
 N = 64
 
@@ -102,3 +103,17 @@ async def test_a_prompt_that_diverges_is_told_where():
         meta = (await http.post("/generate", json=body)).json()["meta_info"]
         assert meta["cached_tokens"] >= len(first)
         assert "diverges" in meta["cache_miss"]
+
+
+@pytest.mark.parametrize("path", ["/pause_generation", "/continue_generation", "/flush_cache"])
+async def test_a_frozen_scheduler_is_not_waited_for_for_ever(path, monkeypatch):
+    async def frozen(op, **args):
+        await asyncio.Event().wait()
+
+    served = serve()
+    monkeypatch.setattr(served.client, "call", frozen)
+    monkeypatch.setattr("runtime.serve.admin.PATIENCE_S", 0.05)
+    async with served.http() as http:
+        response = await http.post(path, json={})
+    assert response.status_code == 503
+    assert "has not answered" in response.json()["error"]["message"]

@@ -6,7 +6,9 @@ import asyncio
 import contextlib
 import pickle
 from collections.abc import AsyncIterator
+from datetime import UTC, datetime
 
+import msgspec
 import pytest
 import zmq
 import zmq.asyncio
@@ -149,6 +151,22 @@ async def test_garbage_gets_an_error_reply_and_harms_nobody(frames):
         assert (reply.event, reply.id, reply.data["status"]) == ("error", None, 400)
         async with AsyncZmqClient(endpoint) as client:
             assert await client.call("ping") == "pong"
+
+
+STRANGE = [b"\xff", msgspec.msgpack.Ext(5, b"a"), datetime.now(UTC), {b"key": 1}, {datetime.now(UTC): 1}]
+
+
+@pytest.mark.parametrize("strange", STRANGE, ids=["bytes", "extension", "time", "bytes key", "time key"])
+async def test_a_value_that_json_has_not_is_refused_by_its_place(strange):
+    tool = {"type": "function", "function": {"name": "f", "parameters": {"properties": {"a": {"default": strange}}}}}
+    async with door_of(serve(["ok"])) as endpoint:
+        body = {"messages": USER, "tools": [tool]}
+        (reply,) = await raw(endpoint, pack(b"msgpack", ZmqRequest(id="q", op="chat", body=body)))
+        assert (reply.event, reply.id, reply.data["status"]) == ("error", "q", 400)
+        assert reply.data["param"] == "tools[0].function.parameters.properties.a.default"
+        fine = {"messages": USER, "max_tokens": 2**40, "logit_bias": {5: 1.0}}  # their own checks see these
+        (reply,) = await raw(endpoint, pack(b"msgpack", ZmqRequest(id="q", op="chat", body=fine)))
+        assert reply.data["param"] == "logit_bias"
 
 
 async def test_the_key_is_checked():
