@@ -48,7 +48,7 @@ class Lease:
 
     def __init__(self, tree: RadixTree, node: Node, program: object = None) -> None:
         self._tree = tree
-        self.program = self if program is None else program  # who uses the path; a request of its own by default
+        self.program = object() if program is None else program  # who uses the path; by default, nobody else
         self.node = node  # the deepest node held; its end is n_tokens
         self.leaf: Node | None = None  # the adopted tail leaf, a child of node
         self.n_tokens = 0  # held as whole pages
