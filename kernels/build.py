@@ -169,6 +169,7 @@ def _bind(tools: Toolchain, root: Path, objects: list[Path], extra: tuple[str, .
     headers = [SOURCES / "api.h", SOURCES / "memory.h"]
     work = root / f"binding-{_digest(tools, [source, *headers], (*extra, *map(str, objects)))}"
     work.mkdir(exist_ok=True)
+    (work / "lock").unlink(missing_ok=True)  # of a build that was killed; ours is held, so nobody else is at it
     try:
         cpp_extension.load(
             name=MODULE,
