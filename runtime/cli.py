@@ -132,9 +132,13 @@ def _generate_parser(commands: Any) -> None:
 def generate(args: argparse.Namespace) -> int:
     config = resolve(EngineConfig, vars(args), check_yaml(read_yaml(args.config), (EngineConfig, ServerConfig)))
     text = sys.stdin.read() if args.prompt == "-" else args.prompt
+    if sys.stderr.isatty():
+        print(f"loading {config.model} ...", end="\r", file=sys.stderr, flush=True)
     from runtime.engine import Engine
 
     with Engine(config=config) as engine:
+        if sys.stderr.isatty():
+            print("\x1b[K", end="", file=sys.stderr, flush=True)
         prompt: Any = [{"role": "user", "content": text}] if args.chat else text
         for delta in engine.stream(prompt, max_tokens=args.max_tokens, temperature=args.temperature):
             print(delta.text, end="", flush=True)
