@@ -10,6 +10,8 @@ from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, 
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
+from runtime.delta import Delta
+from runtime.lang_wire import LangNews
 from runtime.messages import Finish, Submit, TokenLogprob, Usage
 
 
@@ -30,6 +32,20 @@ class Piece:
     usage: Usage | None = None
     segment: int = 0
     forced: tuple[int, ...] = ()  # places in `token_ids` of tokens that a grammar forced
+
+    @classmethod
+    def of(cls, news: Delta | LangNews) -> Piece:
+        """What the runtime told, in process or over the wire."""
+        return cls(
+            text=news.text,
+            token_ids=news.token_ids,
+            logprobs=news.logprobs or (),
+            prompt_logprobs=news.prompt_logprobs or (),
+            finish=news.finish,
+            usage=news.usage,
+            segment=news.segment,
+            forced=news.forced,
+        )
 
 
 class PieceStream(AsyncIterator[Piece]):

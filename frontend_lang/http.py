@@ -151,7 +151,7 @@ class HttpBackend:
                     trails[news.i].add(news.segment, news.token_ids)
                     if news.usage is not None:
                         self._remember(requests[news.i].client, handles[news.i], trails[news.i])
-                    inboxes[news.i].put_nowait(_piece(news))
+                    inboxes[news.i].put_nowait(Piece.of(news))
         return False
 
     def _body(self, request: Submit, by_handle: bool) -> LangRequest:
@@ -236,19 +236,6 @@ async def _lines(reply: httpx.Response) -> AsyncGenerator[bytes, None]:
         *lines, rest = (rest + chunk).split(b"\n")
         for line in lines:
             yield line
-
-
-def _piece(news: LangNews) -> Piece:
-    return Piece(
-        text=news.text,
-        token_ids=news.token_ids,
-        logprobs=news.logprobs or (),
-        prompt_logprobs=news.prompt_logprobs or (),
-        finish=news.finish,
-        usage=news.usage,
-        segment=news.segment,
-        forced=news.forced,
-    )
 
 
 def _failure(problem: LangProblem) -> RametError:

@@ -42,13 +42,4 @@ class LocalBackend:
 
 async def _pieces(stream: Any) -> AsyncGenerator[Piece, None]:
     async for delta in stream:
-        yield Piece(
-            text=delta.text,
-            token_ids=delta.token_ids,
-            logprobs=delta.logprobs or (),
-            prompt_logprobs=delta.prompt_logprobs or (),
-            finish=delta.finish,
-            usage=delta.usage,
-            segment=delta.segment,
-            forced=delta.forced,
-        )
+        yield Piece.of(delta)

@@ -166,7 +166,7 @@ def _bind(tools: Toolchain, root: Path, objects: list[Path], extra: tuple[str, .
     from torch.utils import cpp_extension  # slow to import
 
     source = SOURCES / "binding.cpp"
-    headers = [SOURCES / "api.h", SOURCES / "memory.h"]
+    headers = sorted(SOURCES.glob("*.h"))
     work = root / f"binding-{_digest(tools, [source, *headers], (*extra, *map(str, objects)))}"
     work.mkdir(exist_ok=True)
     (work / "lock").unlink(missing_ok=True)  # of a build that was killed; ours is held, so nobody else is at it
