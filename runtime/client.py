@@ -138,7 +138,8 @@ class Mailroom:
         by_loop: dict[asyncio.AbstractEventLoop, list[tuple[OnOutput, Output]]] = defaultdict(list)
         with self._lock:
             for output in outputs.items:
-                entry = self._requests.pop(output.rid, None) if is_last(output) else self._requests.get(output.rid)
+                ends = output.finish is not None and is_last(output)
+                entry = self._requests.pop(output.rid, None) if ends else self._requests.get(output.rid)
                 if entry is not None:
                     by_loop[entry[0]].append((entry[1], output))
         for loop, batch in by_loop.items():

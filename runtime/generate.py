@@ -173,14 +173,14 @@ class _Inbox:
     woken rarely.
     """
 
-    __slots__ = ("_items", "_loop", "_patience_s", "_ripe", "_taken_at", "_waiter")
+    __slots__ = ("_items", "_loop", "_patience_s", "_ripe", "_taken_at", "_wake")
 
     def __init__(self, patience_s: float = 0.0) -> None:
         self._items: list[Output] = []
         self._patience_s = patience_s
         self._ripe = False  # something waits that is to be read now
         self._taken_at = time.monotonic()
-        self._waiter: asyncio.Future[None] | None = None
+        self._wake: Callable[[], object] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
 
     def bind(self) -> None:
@@ -188,24 +188,53 @@ class _Inbox:
 
     def put(self, output: Output) -> None:
         self._items.append(output)
+        if self._ripe:
+            return
         if self._patience_s and output.finish is None and time.monotonic() - self._taken_at < self._patience_s:
             return
         self._ripe = True
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
+        if self._wake is not None:
+            self._wake()
 
-    async def take(self) -> list[Output]:
-        """Everything that came since the last call; waits for at least one that is to be read."""
+    def ring(self) -> None:
+        """Tell whoever listens that something is to be read."""
+        self._ripe = True
+        if self._wake is not None:
+            self._wake()
+
+    def listen(self, wake: Callable[[], object] | None) -> None:
+        """Call `wake`, which must not raise, once something is to be read, and again after each `drain`."""
+        assert self._loop is asyncio.get_running_loop(), "a stream is read in the loop that started it"
+        self._wake = wake
+        if self._ripe and wake is not None:
+            wake()
+
+    def drain(self) -> list[Output]:
+        """Everything that came since the last call; nothing while there is nothing to be read."""
         if not self._ripe:
-            assert self._loop is asyncio.get_running_loop(), "a stream is read in the loop that started it"
-            self._waiter = self._loop.create_future()
-            try:
-                await self._waiter
-            finally:
-                self._waiter = None
+            return []
         items, self._items = self._items, []
-        self._ripe, self._taken_at = False, time.monotonic()
+        self._ripe = False
+        if self._patience_s:
+            self._taken_at = time.monotonic()
         return items
+
+    async def arrival(self) -> None:
+        """Wait until something is to be read."""
+        if self._ripe:
+            return
+        assert self._loop is not None
+        waiter: asyncio.Future[None] = self._loop.create_future()
+
+        def wake() -> None:
+            if not waiter.done():
+                waiter.set_result(None)
+
+        self.listen(wake)
+        try:
+            await waiter
+        finally:
+            self._wake = None
 
 
 def _dispatch(boxes: dict[str, _Inbox]) -> Callable[[Output], None]:
@@ -228,7 +257,8 @@ class Stream(AsyncIterator[Delta]):
         self._ready: deque[Delta] = deque()
         self._error: RametError | None = None
         self._publics: list[tuple[str, _Live]] = []
-        self._started = self._open = self._closed = False
+        self._started = self._open = False
+        self.ended = False  # nothing more will come; what `poll` has to raise may be left
 
     def prepare(self) -> list[Submit]:
         """The scheduler's requests: checked, ids made unique, `n` siblings a prompt. Raises InvalidRequest."""
@@ -266,21 +296,30 @@ class Stream(AsyncIterator[Delta]):
 
     async def take(self) -> list[Delta]:
         """All news since the last call, at least one; none at the end. Raises like the iteration."""
-        if not self._started and not self._closed:
+        self.start()
+        while not (news := self.poll()) and not self.ended:
             try:
-                self._generator._start([self])
-            except RametError:
-                self._closed = True
-                raise
-        while self._error is None and self._answers and not self._closed:
-            try:
-                outputs = await self.inbox.take()
+                await self.inbox.arrival()
             except asyncio.CancelledError:
                 self.close()
                 raise
+        return news
+
+    def start(self) -> None:
+        """Submit the requests, once. Raises what is wrong with them."""
+        if self._started or self.ended:
+            return
+        try:
+            self._generator._start([self])
+        except RametError:
+            self.ended = True
+            raise
+
+    def poll(self) -> list[Delta]:
+        """What is there now, perhaps nothing. Raises like the iteration."""
+        while not self.ended and (outputs := self.inbox.drain()):
             if deltas := self._digest(outputs):
                 return deltas
-        self.close()
         if self._error is not None:
             error, self._error = self._error, None
             raise error
@@ -291,9 +330,9 @@ class Stream(AsyncIterator[Delta]):
 
     def close(self) -> None:
         """Abort what still runs; nothing if everything has ended. Idempotent."""
-        if self._closed:
+        if self.ended:
             return
-        self._closed = True
+        self.ended = True
         if not self._open:
             return
         client = self._generator.client
@@ -303,6 +342,7 @@ class Stream(AsyncIterator[Delta]):
         self._answers = {}
         for rid, _ in self._publics:
             self._generator._live.pop(rid, None)
+        self.inbox.ring()  # whoever still waits sees the end
 
     def __del__(self) -> None:
         self.close()

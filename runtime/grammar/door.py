@@ -32,10 +32,13 @@ class GrammarDoor:
     def admit(self, submit: Submit) -> None:
         """Raise InvalidRequest, with the JSON pointer of what cannot be enforced."""
         for spec in (submit.grammar, *(segment.grammar for segment in submit.segments)):
-            if spec is not None and len(spec.spec) <= MAX_TEXT:
-                self._admit(spec)
+            if spec is not None:
+                self.check(spec)
 
-    def _admit(self, spec: GrammarSpec) -> None:
+    def check(self, spec: GrammarSpec) -> None:
+        """`admit` of one grammar."""
+        if len(spec.spec) > MAX_TEXT:
+            return
         with self._lock:
             if spec in self._passed:
                 self._passed.move_to_end(spec)

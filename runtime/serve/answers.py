@@ -13,6 +13,7 @@ from runtime.messages import Finish, TokenLogprob, Usage
 from runtime.serve.call_ids import canonical_calls, new_call_id
 from runtime.serve.context import Serving
 from runtime.serve.live import Claim
+from runtime.serve.streams import Feed
 from runtime.serve.trace import Trace
 from runtime.serve.turn import PlannedTurn
 from runtime.text.messages import parse_arguments
@@ -57,18 +58,15 @@ class News(NamedTuple):
 
 
 class Answers:
-    """The answers to one planned turn: `take` News to the end; `states` and `usage` hold the totals.
-
-    The first `take` raises what is wrong with the request. Close to abort.
-    """
+    """The answers to one planned turn: read `feed` to its end; `states` and `usage` hold the totals."""
 
     def __init__(self, serving: Serving, planned: PlannedTurn, n: int, trace: Trace) -> None:
         self._serving = serving
         self._planned = planned
         self._caller = trace.caller
         self._trace = trace
-        self._stream = serving.generator.stream(planned.submit, n=n, param="messages")
-        self._claim: Claim | None = None
+        stream = serving.generator.stream(planned.submit, n=n, param="messages")
+        self.feed: Feed[News] = Feed(stream, self._digest, self._claimed)
         self.states = [AnswerState(i, planned.new_parser()) for i in range(n)]
 
     @property
@@ -92,30 +90,6 @@ class Answers:
             miss=first.miss,
         )
 
-    async def take(self) -> list[News]:
-        """All news since the last call, at least one; none at the end. The first call submits the turn."""
-        try:
-            if self._claim is None:
-                self._claim = self._claimed()
-            news = [self._digest(delta) for delta in await self._stream.take()]
-        except BaseException:
-            self.close()
-            raise
-        if not news:
-            self.close()
-        return news
-
-    def close(self) -> None:
-        """Abort what still runs. Idempotent."""
-        self._stream.close()
-        if self._claim is not None:
-            self._claim.release()
-
-    async def run(self) -> None:
-        """Read all to the end."""
-        while await self.take():
-            pass
-
     def _claimed(self) -> Claim:
         names = [self._planned.name] if self._planned.name else []
         return self._serving.live.claim(self._caller.digest, names, [self._planned.submit.rid] * len(names))
@@ -129,13 +103,14 @@ class Answers:
         if text:
             state.pieces.append(text)
             events = state.parser.push(text)
-            self._parsed(state, events)
+            state.parsed.add(events)
+            if len(state.call_ids) < len(state.parsed.calls):
+                self._name_calls(state)
         if delta.finish is not None:
             events = [*events, *self._finished(state, delta.finish, delta.usage)]
         return News(state, events, delta.logprobs, delta.finish)
 
-    def _parsed(self, state: AnswerState, events: Sequence[Event]) -> None:
-        state.parsed.add(events)
+    def _name_calls(self, state: AnswerState) -> None:
         while len(state.call_ids) < len(state.parsed.calls):
             state.call_ids.append(new_call_id(short=self._serving.tool_family.short_ids))
 
@@ -144,7 +119,8 @@ class Answers:
         state.finish = finish
         state.usage = usage or Usage(prompt_tokens=self.n_prompt)
         state.n_thought = self._serving.n_thought(state.token_ids, self._planned.start)
-        self._parsed(state, events)
+        state.parsed.add(events)
+        self._name_calls(state)
         self._remember(state)
         self._trace.finished(finish, state.usage)
         return events

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import msgspec
@@ -17,11 +17,13 @@ from runtime.serve.anthropic_input import AnthropicBody, chat_messages, choice_o
 from runtime.serve.call_ids import random_id
 from runtime.serve.context import Caller, Serving
 from runtime.serve.errors import anthropic_body, as_ramet_error
-from runtime.serve.streams import started
+from runtime.serve.streams import AnswerStream, read_all
 from runtime.serve.trace import trace_of
 from runtime.serve.turn import Turn, plan_turn, render_turn
-from runtime.serve.wire import EventStream, json_response, named_event, read, unless_gone
+from runtime.serve.wire import around, dumps, json_response, named_event, read
 from runtime.text.parsers.base import CallArgs, CallEnd, CallStart, Event, Text, Thought
+
+HOLE = "\0"
 
 
 class MessagesRequest(AnthropicBody, kw_only=True):
@@ -41,10 +43,9 @@ def routes(serving: Serving) -> list[BaseRoute]:
         planned = plan_turn(serving, to_turn(body, trace.caller, body.max_tokens))
         writer = _Writer(model, Answers(serving, planned, 1, trace))
         if not body.stream:
-            await unless_gone(request, writer.answers.run())
+            await read_all(request, writer.answers.feed)
             return json_response(writer.whole())
-        news = await unless_gone(request, started(writer.answers))
-        return EventStream(writer.events(news), trace, _last_words)
+        return AnswerStream(writer.answers.feed, writer, trace)
 
     async def count_tokens(request: Request) -> Response:
         body = await read(request, AnthropicBody)
@@ -77,10 +78,6 @@ def to_turn(body: AnthropicBody, caller: Caller, max_tokens: int) -> Turn:
     )
 
 
-def _last_words(error: Exception) -> bytes:
-    return named_event(anthropic_body(as_ramet_error(error)))
-
-
 class _Writer:
     """Writes one message, whole or as events."""
 
@@ -90,6 +87,7 @@ class _Writer:
         self._head = {"id": f"msg_{random_id()}", "type": "message", "role": "assistant", "model": model}
         self._index = -1
         self._open = ""  # the kind of the open block
+        self._frame = (b"", b"")  # what stands before and after a piece of its text
 
     def whole(self) -> dict[str, Any]:
         return {**self._head, "content": self._blocks(), **self._stop(), "usage": self._usage()}
@@ -128,8 +126,8 @@ class _Writer:
 
     # -- events ------------------------------------------------------------------------------------------
 
-    async def events(self, news: AsyncIterator[News]) -> AsyncIterator[bytes]:
-        """message_start, blocks, message_delta, message_stop."""
+    def opening(self) -> Iterable[bytes]:
+        """message_start."""
         start: dict[str, Any] = {
             **self._head,
             "content": [],
@@ -139,16 +137,22 @@ class _Writer:
         }
         yield named_event({"type": "message_start", "message": start})
         yield named_event({"type": "ping"})
-        async for item in news:
-            for one in item.events:
-                for line in self._one(one):
-                    yield line
+
+    def pieces(self, item: News) -> Iterable[bytes]:
+        """Of blocks: begun, gone on with, ended."""
+        for one in item.events:
+            yield from self._one(one)
+
+    def closing(self) -> Iterable[bytes]:
+        """The end of the last block, message_delta, message_stop."""
         if self._index < 0:
             yield self._begin("text", {"type": "text", "text": ""})
-        for line in self._end():
-            yield line
+        yield from self._end()
         yield named_event({"type": "message_delta", "delta": self._stop(), "usage": self._usage()})
         yield named_event({"type": "message_stop"})
+
+    def last_words(self, error: Exception) -> bytes:
+        return named_event(anthropic_body(as_ramet_error(error)))
 
     def _one(self, one: Event) -> Iterator[bytes]:
         match one:
@@ -156,7 +160,9 @@ class _Writer:
                 if self._open != "text":
                     yield from self._end()
                     yield self._begin("text", {"type": "text", "text": ""})
-                yield self._delta({"type": "text_delta", "text": text})
+                    self._frame = around(self._delta({"type": "text_delta", "text": HOLE}), HOLE)
+                before, after = self._frame
+                yield before + dumps(text) + after
             case Thought(text):
                 if self._open != "thinking":
                     yield from self._end()

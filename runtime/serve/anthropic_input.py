@@ -114,7 +114,9 @@ def tools_of(body: AnthropicBody) -> list[Tool]:
         if item.get("type", "custom") not in ("custom", None):
             continue
         schema = item.get("input_schema")
-        tools.append(make_tool(item["name"], item.get("description"), schema, item.get("strict"), where))
+        tools.append(
+            make_tool(item["name"], item.get("description"), schema, item.get("strict"), f"{where}.input_schema")
+        )
     return tools
 
 

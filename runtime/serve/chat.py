@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import msgspec
+import orjson
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
@@ -25,11 +26,11 @@ from runtime.serve.sampling import (
     sampling_grammar,
     sampling_params,
 )
-from runtime.serve.streams import openai_words
+from runtime.serve.streams import AnswerStream, OpenAIWords, read_all
 from runtime.serve.tools import read_choice, read_tools
 from runtime.serve.trace import trace_of
 from runtime.serve.turn import Turn, plan_turn
-from runtime.serve.wire import DONE, EventStream, around, dumps, event, json_response, read, unless_gone
+from runtime.serve.wire import DONE, around, event, json_response, read
 from runtime.text.chat import template_variables
 from runtime.text.parsers.base import CallArgs, CallStart, Event, Text, Thought
 
@@ -79,10 +80,9 @@ def routes(serving: Serving) -> list[BaseRoute]:
         answers = Answers(serving, planned, n, trace)
         writer = ChatWriter(serving, body, model, answers)
         if not body.stream:
-            await unless_gone(request, writer.collect())
+            await read_all(request, answers.feed, writer.note)
             return json_response(writer.whole())
-        first = await unless_gone(request, answers.take())
-        return EventStream(writer.events(first), trace, openai_words)
+        return AnswerStream(answers.feed, ChatEvents(writer), trace)
 
     return [Route("/v1/chat/completions", chat_completions, methods=["POST"])]
 
@@ -135,10 +135,9 @@ class ChatWriter:
 
     # -- whole -------------------------------------------------------------------------------------------
 
-    async def collect(self) -> None:
-        while news := await self._answers.take():
-            for item in news:
-                self._late_logprobs[item.state.index] += item.logprobs or ()
+    def note(self, item: News) -> None:
+        """News of an answer that will be given whole."""
+        self._late_logprobs[item.state.index] += item.logprobs or ()
 
     def whole(self) -> dict[str, Any]:
         """The answer, when all of it is there."""
@@ -180,26 +179,9 @@ class ChatWriter:
 
     # -- chunks ------------------------------------------------------------------------------------------
 
-    async def events(self, news: list[News]) -> AsyncGenerator[bytes]:
-        """`news` and all that follow as events, one a piece, then the end mark."""
-        frames = [around(self._chunk(state.index, {"content": HOLE}), HOLE) for state in self._answers.states]
-        try:
-            for chunk in self.opening():
-                yield event(chunk)
-            while news:
-                for item in news:
-                    if (text := self._bare_text(item)) is not None:
-                        before, after = frames[item.state.index]
-                        yield before + dumps(text) + after
-                        continue
-                    for chunk in self.chunks(item):
-                        yield event(chunk)
-                news = await self._answers.take()
-        finally:
-            self._answers.close()
-        for chunk in self.closing():
-            yield event(chunk)
-        yield DONE
+    def frame(self, index: int) -> tuple[bytes, bytes]:
+        """What stands before and after the text in an event that brings nothing else."""
+        return around(event(self._chunk(index, {"content": HOLE})), HOLE)
 
     def opening(self) -> Iterator[dict[str, Any]]:
         """The chunks before all news: roles."""
@@ -219,7 +201,7 @@ class ChatWriter:
             usage = usage_object(self._answers.usage)
             yield {**self._head, "object": "chat.completion.chunk", "choices": [], "usage": usage}
 
-    def _bare_text(self, item: News) -> str | None:
+    def bare_text(self, item: News) -> str | None:
         """The text of news that are nothing else, as most are."""
         if len(item.events) != 1 or item.finish is not None or item.logprobs or self._usage_always:
             return None
@@ -293,6 +275,30 @@ class ChatWriter:
         if self._usage_always:
             chunk["usage"] = usage_object(self._answers.usage)
         return chunk
+
+
+class ChatEvents(OpenAIWords):
+    """A ChatWriter's chunks as server-sent events."""
+
+    def __init__(self, writer: ChatWriter) -> None:
+        self._writer = writer
+        self._frames: dict[int, tuple[bytes, bytes]] = {}
+
+    def opening(self) -> Iterable[bytes]:
+        return [event(chunk) for chunk in self._writer.opening()]
+
+    def pieces(self, item: News) -> Iterable[bytes]:
+        text = self._writer.bare_text(item)
+        if text is None:
+            return [event(chunk) for chunk in self._writer.chunks(item)]
+        index = item.state.index
+        frame = self._frames.get(index)
+        if frame is None:
+            frame = self._frames[index] = self._writer.frame(index)
+        return (frame[0] + orjson.dumps(text) + frame[1],)
+
+    def closing(self) -> Iterable[bytes]:
+        return [*(event(chunk) for chunk in self._writer.closing()), DONE]
 
 
 def _join(last: dict[str, Any], delta: dict[str, Any]) -> bool:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import msgspec
+import orjson
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
@@ -26,9 +27,9 @@ from runtime.serve.sampling import (
     sampling_grammar,
     sampling_params,
 )
-from runtime.serve.streams import openai_words
+from runtime.serve.streams import AnswerStream, Feed, OpenAIWords, read_all
 from runtime.serve.trace import Trace, trace_of
-from runtime.serve.wire import DONE, EventStream, around, dumps, event, json_response, read, unless_gone
+from runtime.serve.wire import DONE, around, event, json_response, read
 
 DEFAULT_MAX_TOKENS = 16
 HOLE = "\0"
@@ -71,10 +72,9 @@ def routes(serving: Serving) -> list[BaseRoute]:
         submits = _submits(body, prompts, trace)
         writer = _Writer(serving, body, model, prompts, n, Stream(serving.generator, submits, n, "prompt"), trace)
         if not body.stream:
-            await unless_gone(request, writer.collect())
+            await read_all(request, writer.feed, writer.collect)
             return json_response(writer.whole())
-        first = await unless_gone(request, writer.take())
-        return EventStream(writer.events(first), trace, openai_words)
+        return AnswerStream(writer.feed, writer, trace)
 
     return [Route("/v1/completions", completions, methods=["POST"])]
 
@@ -122,12 +122,13 @@ class _Choice:
         self.text = writer.echo_of(prompt)
         self.logprobs = None if n_logprobs is None else CompletionLogprobs(writer.tokenizer)
         self.begun = False  # its first piece, echo included, is sent
+        self.frame: tuple[bytes, bytes] | None = None  # of an event that brings text alone
         self.finish: Finish | None = None
         self.n_tokens = 0
         self.usage = Usage()
 
 
-class _Writer:
+class _Writer(OpenAIWords):
     """Writes one answer object, or its chunks."""
 
     def __init__(
@@ -143,7 +144,7 @@ class _Writer:
         self.tokenizer = serving.tokenizer
         self._body = body
         self._n = n
-        self._stream = stream
+        self.feed: Feed[Delta] = Feed(stream, self._note)
         self._trace = trace
         self._head = {"id": f"cmpl-{random_id()}", "object": "text_completion", "created": now(), "model": model}
         self._choices = [_Choice(i * n + j, p, body.logprobs, self) for i, p in enumerate(prompts) for j in range(n)]
@@ -154,19 +155,11 @@ class _Writer:
     def echo_of(self, prompt: Prompt) -> str:
         return prompt.shown(self.tokenizer) if self._body.echo else ""
 
-    async def take(self) -> list[Delta]:
-        """All news since the last call, at least one; none at the end. The first call submits the prompts."""
-        news = await self._stream.take()
-        for delta in news:
-            self._note(delta)
-        return news
+    def collect(self, delta: Delta) -> None:
+        """News of an answer that will be given whole."""
+        self._choices[delta.index].text += delta.text
 
-    async def collect(self) -> None:
-        while news := await self.take():
-            for delta in news:
-                self._choices[delta.index].text += delta.text
-
-    def _note(self, delta: Delta) -> None:
+    def _note(self, delta: Delta) -> Delta:
         choice = self._choices[delta.index]
         if delta.token_ids:
             self._trace.tokens(len(delta.token_ids))
@@ -177,6 +170,7 @@ class _Writer:
             choice.finish = delta.finish
             choice.usage = delta.usage or Usage(prompt_tokens=len(choice.prompt.ids))
             self._trace.finished(delta.finish, choice.usage)
+        return delta
 
     @property
     def _usage(self) -> Usage:
@@ -197,29 +191,34 @@ class _Writer:
         choices = [self._part(c, c.text, c.logprobs.take() if c.logprobs else None) for c in self._choices]
         return {**self._head, "choices": choices, "usage": usage_object(self._usage), **self._sglext()}
 
-    async def events(self, news: list[Delta]) -> AsyncGenerator[bytes]:
-        """Chunks: pieces of text, one finish a choice, usage if asked for, the end mark."""
-        frames = [around({**self._head, "choices": [self._part(c, HOLE, None)]}, HOLE) for c in self._choices]
-        try:
-            while news:
-                for delta in news:
-                    choice = self._choices[delta.index]
-                    text = delta.text
-                    if not choice.begun:
-                        choice.begun = True
-                        text = choice.text + text
-                    if delta.finish is not None or choice.logprobs or self._usage_always:
-                        if text or delta.finish is not None or (choice.logprobs and choice.logprobs.pending):
-                            yield event(self._chunk(choice, text))
-                    elif text:
-                        before, after = frames[delta.index]
-                        yield before + dumps(text) + after
-                news = await self.take()
-        finally:
-            self._stream.close()
-        if self._usage_at_end:
-            yield event({**self._head, "choices": [], "usage": usage_object(self._usage)})
-        yield DONE
+    # -- chunks ------------------------------------------------------------------------------------------
+
+    def opening(self) -> Iterable[bytes]:
+        return ()
+
+    def pieces(self, delta: Delta) -> Iterable[bytes]:
+        """At most one chunk: the delta's text, before the first of it the echoed prompt."""
+        choice, text = self._choices[delta.index], delta.text
+        if not choice.begun:
+            choice.begun = True
+            text = choice.text + text
+        if delta.finish is None and choice.logprobs is None and not self._usage_always:
+            if not text:
+                return ()
+            before, after = choice.frame or self._frame(choice)
+            return (before + orjson.dumps(text) + after,)
+        if text or delta.finish is not None or (choice.logprobs and choice.logprobs.pending):
+            return (event(self._chunk(choice, text)),)
+        return ()
+
+    def closing(self) -> Iterable[bytes]:
+        """Usage if asked for, the end mark."""
+        usage = event({**self._head, "choices": [], "usage": usage_object(self._usage)}) if self._usage_at_end else b""
+        return (usage, DONE) if usage else (DONE,)
+
+    def _frame(self, choice: _Choice) -> tuple[bytes, bytes]:
+        choice.frame = around(event({**self._head, "choices": [self._part(choice, HOLE, None)]}), HOLE)
+        return choice.frame
 
     def _chunk(self, choice: _Choice, text: str) -> dict[str, Any]:
         part = self._part(choice, text, choice.logprobs.take() if choice.logprobs else None)

@@ -124,7 +124,8 @@ def speaks_ollama(path: str) -> bool:
 
 async def handle_error(request: Request, error: Exception) -> Response:
     """The app's exception handler."""
-    typed = as_ramet_error(error)
+    trace = request.scope.get("ramet.trace")
+    typed = as_ramet_error(error if trace is None else trace.told(error))
     if isinstance(typed, RequestAborted):  # the client left; nobody reads this
         return Response(status_code=499)
     response = error_response(typed, request.url.path)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from msgspec.structs import replace
@@ -15,9 +15,9 @@ from runtime.messages import Finish, TokenLogprob, Usage
 from runtime.serve.context import Serving
 from runtime.serve.live import Claim
 from runtime.serve.native_request import Batch, GenerateRequest, Item, read_batch
-from runtime.serve.streams import openai_words, started
+from runtime.serve.streams import AnswerStream, Feed, OpenAIWords, read_all
 from runtime.serve.trace import Trace, trace_of
-from runtime.serve.wire import DONE, EventStream, event, json_response, read, unless_gone
+from runtime.serve.wire import DONE, event, json_response, read
 from runtime.text.parsers.reasoning import start_of
 
 TAIL_IDS = 16  # of the prompt: enough to see whether it opens or closes a thought
@@ -31,22 +31,31 @@ def routes(serving: Serving) -> list[BaseRoute]:
         trace = trace_of(request)
         job = GenerateJob(serving, read_batch(serving, body, trace.caller), trace)
         if not body.stream:
-            await unless_gone(request, job.collect())
+            await read_all(request, job.feed)
             return json_response(job.whole())
-        deltas = await unless_gone(request, started(job))
-        return EventStream(_events(job, deltas), trace, openai_words)
+        return AnswerStream(job.feed, _Events(job), trace)
 
     return [Route("/generate", generate, methods=["POST", "PUT"])]
 
 
-async def _events(job: GenerateJob, deltas: AsyncIterator[Delta]) -> AsyncIterator[bytes]:
-    async for delta in deltas:
-        yield event(job.chunk(delta))
-    yield DONE
+class _Events(OpenAIWords):
+    """A job's chunks as server-sent events."""
+
+    def __init__(self, job: GenerateJob) -> None:
+        self._job = job
+
+    def opening(self) -> Iterable[bytes]:
+        return ()
+
+    def pieces(self, delta: Delta) -> Iterable[bytes]:
+        return (event(self._job.chunk(delta)),)
+
+    def closing(self) -> Iterable[bytes]:
+        return (DONE,)
 
 
 class GenerateJob:
-    """One /generate request: `take` Deltas, or `collect`; then read it `whole`. Also the ZMQ door's."""
+    """One /generate request: read `feed` to its end, then `whole`, or a `chunk` a Delta. Also the ZMQ door's."""
 
     def __init__(self, serving: Serving, batch: Batch, trace: Trace) -> None:
         self._serving = serving
@@ -56,47 +65,25 @@ class GenerateJob:
         self._rids = [generator.new_rid() for _ in batch.items]
         names = batch.names or self._rids
         submits = [replace(item.submit, rid=rid) for item, rid in zip(batch.items, self._rids, strict=True)]
-        self._claim: Claim | None = None
-        self._stream = Stream(generator, submits, batch.n, "text")
+        stream = Stream(generator, submits, batch.n, "text")
+        self.feed: Feed[Delta] = Feed(stream, self._note, self._claimed)
         self.states = [
             _State(serving, batch, item, name, j)
             for item, name in zip(batch.items, names, strict=True)
             for j in range(batch.n)
         ]
 
-    async def take(self) -> list[Delta]:
-        """All news since the last call, at least one; none at the end. The first call submits the batch."""
-        try:
-            if self._claim is None:
-                names = self._batch.names or ()
-                rids = self._rids if names else ()
-                self._claim = self._serving.live.claim(self._trace.caller.digest, names, rids)
-            news = await self._stream.take()
-        except BaseException:
-            self.close()
-            raise
-        for delta in news:
-            self._note(delta)
-        if not news:
-            self.close()
-        return news
+    def _claimed(self) -> Claim:
+        names = self._batch.names or ()
+        return self._serving.live.claim(self._trace.caller.digest, names, self._rids if names else ())
 
-    def close(self) -> None:
-        """Abort what still runs. Idempotent."""
-        self._stream.close()
-        if self._claim is not None:
-            self._claim.release()
-
-    def _note(self, delta: Delta) -> None:
+    def _note(self, delta: Delta) -> Delta:
         if delta.token_ids:
             self._trace.tokens(len(delta.token_ids))
         self.states[delta.index].add(delta)
         if delta.finish is not None:
             self._trace.finished(delta.finish, self.states[delta.index].usage)
-
-    async def collect(self) -> None:
-        while await self.take():
-            pass
+        return delta
 
     def whole(self) -> Any:
         """One object, or a list where the client sent one (or asked for n)."""

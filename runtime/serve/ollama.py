@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator
+from collections.abc import Iterable
 from datetime import UTC, datetime
 from importlib.metadata import version
 from typing import Any
@@ -22,11 +22,11 @@ from runtime.serve.context import Caller, Serving
 from runtime.serve.errors import as_ramet_error, message_of
 from runtime.serve.prompts import read_prompts
 from runtime.serve.sampling import as_stops, canonical
-from runtime.serve.streams import started
+from runtime.serve.streams import AnswerStream, read_all
 from runtime.serve.tools import read_choice, read_tools
 from runtime.serve.trace import trace_of
 from runtime.serve.turn import PlannedTurn, Turn, plan_turn
-from runtime.serve.wire import EventStream, dumps, json_response, read, unless_gone
+from runtime.serve.wire import dumps, json_response, read
 from runtime.text.parsers.base import CallEnd, PlainParser, Text, Thought
 from runtime.text.parsers.reasoning import Start
 
@@ -135,16 +135,9 @@ def _open(serving: Serving, planned: PlannedTurn, request: Request) -> Answers:
 
 async def _answer(request: Request, writer: _Writer, stream: bool | None) -> Response:
     if stream is False:
-        await unless_gone(request, writer.answers.run())
+        await read_all(request, writer.answers.feed)
         return json_response(writer.whole())
-    news = await unless_gone(request, started(writer.answers))
-    response = EventStream(writer.lines(news), trace_of(request), _last_words)
-    response.headers["content-type"] = LINES
-    return response
-
-
-def _last_words(error: Exception) -> bytes:
-    return dumps({"error": message_of(as_ramet_error(error))}) + b"\n"
+    return AnswerStream(writer.answers.feed, writer, trace_of(request), LINES.encode())
 
 
 # -- requests --------------------------------------------------------------------------------------------------
@@ -235,18 +228,26 @@ class _Writer:
         calls = [_call(self._state, i) for i, call in enumerate(parsed.calls) if call.complete]
         return {**self._line(parsed.text, parsed.thought, calls), **self._end()}
 
-    async def lines(self, news: AsyncIterator[News]) -> AsyncIterator[bytes]:
-        """A line a piece, then one that is done."""
-        async for item in news:
-            for event in item.events:
-                match event:
-                    case Text(text):
-                        yield dumps({**self._line(text), "done": False}) + b"\n"
-                    case Thought(text):
-                        yield dumps({**self._line("", text), "done": False}) + b"\n"
-                    case CallEnd(index) if item.state.parsed.calls[index].complete:
-                        yield dumps({**self._line("", calls=[_call(item.state, index)]), "done": False}) + b"\n"
+    def opening(self) -> Iterable[bytes]:
+        return ()
+
+    def pieces(self, item: News) -> Iterable[bytes]:
+        """A line a piece."""
+        for event in item.events:
+            match event:
+                case Text(text):
+                    yield dumps({**self._line(text), "done": False}) + b"\n"
+                case Thought(text):
+                    yield dumps({**self._line("", text), "done": False}) + b"\n"
+                case CallEnd(index) if item.state.parsed.calls[index].complete:
+                    yield dumps({**self._line("", calls=[_call(item.state, index)]), "done": False}) + b"\n"
+
+    def closing(self) -> Iterable[bytes]:
+        """The line that is done."""
         yield dumps({**self._line(""), **self._end()}) + b"\n"
+
+    def last_words(self, error: Exception) -> bytes:
+        return dumps({"error": message_of(as_ramet_error(error))}) + b"\n"
 
     def _line(self, text: str, thought: str = "", calls: list[dict[str, Any]] | None = None) -> dict[str, Any]:
         head = {"model": self._model, "created_at": datetime.now(UTC).isoformat().replace("+00:00", "Z")}

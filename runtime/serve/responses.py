@@ -16,11 +16,11 @@ from runtime.serve.responses_input import conversation, text_format
 from runtime.serve.responses_shape import ResponseWriter
 from runtime.serve.sampling import SamplingFields, checked_limit, sampling_params
 from runtime.serve.store import Stored
-from runtime.serve.streams import started
+from runtime.serve.streams import AnswerStream, read_all
 from runtime.serve.tools import read_choice, read_tools
 from runtime.serve.trace import trace_of
 from runtime.serve.turn import Turn, plan_turn
-from runtime.serve.wire import EventStream, json_response, read, unless_gone
+from runtime.serve.wire import json_response, read
 from runtime.text.chat import template_variables
 
 
@@ -55,19 +55,18 @@ def routes(serving: Serving) -> list[BaseRoute]:
         model = serving.check_model(body.model)
         messages = conversation(body.input, body.instructions, _before(serving, body, trace.caller))
         answers = Answers(serving, plan_turn(serving, to_turn(body, messages, trace.caller)), 1, trace)
-        writer = ResponseWriter(_head(body, model), answers)
 
         def keep() -> None:
             if body.store is not False and answers.states[0].finish is not None:
                 history = messages[1:] if body.instructions else messages
                 serving.store.put(Stored(writer.whole(), [*history, writer.message()], trace.caller.digest))
 
+        writer = ResponseWriter(_head(body, model), answers, keep)
         if not body.stream:
-            await unless_gone(request, answers.run())
+            await read_all(request, answers.feed)
             keep()
             return json_response(writer.whole())
-        news = await unless_gone(request, started(answers))
-        return EventStream(writer.events(news, keep), trace, writer.last_words)
+        return AnswerStream(answers.feed, writer, trace)
 
     async def retrieve(request: Request) -> Response:
         return json_response(_stored(serving, request).body)
@@ -114,7 +113,7 @@ def to_turn(body: ResponsesRequest, messages: list[dict[str, Any]], caller: Call
     """The dialect-free turn of a Responses body."""
     if body.background:
         raise InvalidRequest("background responses are not supported.", param="background")
-    tools = read_tools(_function_tools(body.tools))
+    tools = read_tools(body.tools, only_functions=True)
     return Turn(
         messages=messages,
         params=sampling_params(body, checked_limit("max_output_tokens", body.max_output_tokens)),
@@ -129,13 +128,6 @@ def to_turn(body: ResponsesRequest, messages: list[dict[str, Any]], caller: Call
         hints=hints_of(body.hints),
         timeout_s=body.timeout_s,
     )
-
-
-def _function_tools(tools: Any) -> Any:
-    """Tools that only OpenAI's own servers can run are left out, as SDKs send them by default."""
-    if not isinstance(tools, list):
-        return tools
-    return [tool for tool in tools if not isinstance(tool, dict) or tool.get("type", "function") == "function"]
 
 
 def _head(body: ResponsesRequest, model: str) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from runtime.serve.answers import Answers, News, now
@@ -15,10 +15,11 @@ Item = dict[str, Any]
 
 
 class ResponseWriter:
-    """Writes one response. `whole` is right once the answers have finished."""
+    """Writes one response. `whole` is right once the answers have finished; `keep` runs before the last event."""
 
-    def __init__(self, head: dict[str, Any], answers: Answers) -> None:
+    def __init__(self, head: dict[str, Any], answers: Answers, keep: Callable[[], None]) -> None:
         self._answers = answers
+        self._keep = keep
         self._state = answers.states[0]
         self._head = {
             "id": f"resp_{random_id(32)}",
@@ -81,21 +82,20 @@ class ResponseWriter:
 
     # -- events ------------------------------------------------------------------------------------------
 
-    async def events(self, news: AsyncIterator[News], keep: Callable[[], None]) -> AsyncIterator[bytes]:
-        """All events in the order that the API promises. `keep` runs before the last one."""
+    def opening(self) -> Iterable[bytes]:
         yield self._event("response.created", response=self._head)
         yield self._event("response.in_progress", response=self._head)
-        async for item in news:
-            for one in item.events:
-                for line in self._one(one):
-                    yield line
+
+    def pieces(self, item: News) -> Iterable[bytes]:
+        for one in item.events:
+            yield from self._one(one)
+
+    def closing(self) -> Iterable[bytes]:
         if not self._items and self._open is None:
-            for line in self._start(_message("", "in_progress")):
-                yield line
-        for line in self._close():
-            yield line
+            yield from self._start(_message("", "in_progress"))
+        yield from self._close()
         final = self.whole()
-        keep()
+        self._keep()
         yield self._event(
             "response.incomplete" if final["status"] == "incomplete" else "response.completed", response=final
         )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -23,6 +23,7 @@ class Tool:
     description: str
     parameters: dict[str, Any]
     strict: bool = False
+    where: str = "tools"  # its parameters, as the client wrote them
 
     def for_template(self) -> dict[str, Any]:
         """The form that chat templates know."""
@@ -41,15 +42,23 @@ class ToolChoice:
 NO_TOOLS = ToolChoice("none")
 
 
-def read_tools(value: Any, where: str = "tools") -> list[Tool]:
-    """Declared tools, in the chat form (`function: {…}`) or flat as the Responses API has them."""
+def read_tools(value: Any, where: str = "tools", *, only_functions: bool = False) -> list[Tool]:
+    """Declared tools, in the chat form (`function: {…}`) or flat as the Responses API has them.
+
+    `only_functions` leaves out those that only OpenAI's own servers can run, as SDKs send them by default.
+    """
     if value is None:
         return []
     if not isinstance(value, list):
         raise InvalidRequest(f"{where} must be a list.", param=where)
     if len(value) > MAX_TOOLS:
         raise InvalidRequest(f"{where} has {len(value)} entries; at most {MAX_TOOLS} are allowed.", param=where)
-    return [_tool(item, f"{where}[{i}]") for i, item in enumerate(value)]
+    mine = [not only_functions or _is_function(item) for item in value]
+    return [_tool(item, f"{where}[{i}]") for i, item in enumerate(value) if mine[i]]
+
+
+def _is_function(item: Any) -> bool:
+    return not isinstance(item, dict) or item.get("type", "function") == "function"
 
 
 def _tool(item: Any, where: str) -> Tool:
@@ -60,17 +69,28 @@ def _tool(item: Any, where: str) -> Tool:
     name = function.get("name") if isinstance(function, dict) else None
     if not isinstance(name, str) or not name:
         raise InvalidRequest(f"{where} needs a name.", param=f"{where}.name")
-    return make_tool(name, function.get("description"), function.get("parameters"), function.get("strict"), where)
+    place = f"{where}.parameters" if function is item else f"{where}.function.parameters"
+    return make_tool(name, function.get("description"), function.get("parameters"), function.get("strict"), place)
 
 
 def make_tool(name: str, description: Any, parameters: Any, strict: Any, where: str) -> Tool:
+    """`where`: what the client calls these parameters."""
     if parameters is None:
         parameters = _NO_ARGUMENTS
     if not isinstance(parameters, dict):
-        raise InvalidRequest(f"{where}.parameters must be a JSON Schema object.", param=f"{where}.parameters")
+        raise InvalidRequest(f"{where} must be a JSON Schema object.", param=where)
     if "type" not in parameters and not ({"anyOf", "oneOf", "allOf", "$ref"} & parameters.keys()):
         parameters = {"type": "object", **parameters}
-    return Tool(name, description if isinstance(description, str) else "", parameters, bool(strict))
+    return Tool(name, description if isinstance(description, str) else "", parameters, bool(strict), where)
+
+
+def check_tools(tools: Iterable[Tool], check: Callable[[GrammarSpec], None]) -> None:
+    """Raise InvalidRequest, naming the tool, for parameters that no grammar can keep."""
+    for tool in tools:
+        try:
+            check(GrammarSpec(kind="json_schema", spec=canonical(tool.parameters)))
+        except InvalidRequest as error:
+            raise InvalidRequest(f"{tool.where}: {error}", param=tool.where) from None
 
 
 def read_choice(value: Any, tools: Sequence[Tool], where: str = "tool_choice") -> ToolChoice:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field
+from typing import Any
 
 from starlette.requests import Request
 
+from runtime.errors import RametError
 from runtime.messages import Finish, Usage
 from runtime.serve.context import Caller
 from runtime.serve.metrics import Metrics
+from runtime.serve.names import in_clients_words
 
 
 @dataclass(slots=True)
@@ -27,7 +30,12 @@ class Trace:
     queue_s: float = 0.0
     finish: str | None = None
     aborted: bool = False
+    body: Any = None  # what the client sent, read
     _last: float = 0.0
+
+    def told(self, error: Exception) -> Exception:
+        """`error` in the client's own words."""
+        return in_clients_words(error, self.body) if isinstance(error, RametError) else error
 
     def age(self) -> float:
         """Seconds since the request arrived."""

@@ -16,7 +16,7 @@ from runtime.params import SamplingParams
 from runtime.serve.call_grammar import auto_grammar, auto_parser
 from runtime.serve.call_ids import canonical_calls
 from runtime.serve.context import Caller, Serving
-from runtime.serve.tools import NO_TOOLS, Tool, ToolChoice, required_grammar
+from runtime.serve.tools import NO_TOOLS, Tool, ToolChoice, check_tools, required_grammar
 from runtime.text.messages import Message, normalise_messages
 from runtime.text.parsers.base import FirstCallOnly, Parser, PlainParser
 from runtime.text.parsers.forced import ForcedArguments, ForcedCalls
@@ -116,11 +116,17 @@ def _raw(serving: Serving, caller: Caller, message: Message) -> Message:
 
 
 def _grammar(serving: Serving, turn: Turn) -> GrammarSpec | None:
+    check = serving.generator.grammars.check
     match turn.choice.mode:
         case "required" | "named":
+            bound = [tool for tool in turn.tools if turn.choice.mode == "required" or tool.name == turn.choice.name]
+            check_tools(bound, check)
             return required_grammar(turn.tools, turn.choice, parallel=turn.parallel)
         case "auto":
-            return auto_grammar(turn.tools, serving.tool_family, turn.answer, parallel=turn.parallel)
+            grammar = auto_grammar(turn.tools, serving.tool_family, turn.answer, parallel=turn.parallel)
+            if grammar is not None:
+                check_tools(turn.tools, check)
+            return grammar
     return turn.answer
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 from typing import Any, Protocol, TypeVar
 
 import msgspec
@@ -13,7 +13,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from runtime.errors import InvalidRequest, RequestAborted
+from runtime.errors import InvalidRequest
 
 T = TypeVar("T")
 DONE = b"data: [DONE]\n\n"
@@ -53,8 +53,10 @@ def _invalid(error: msgspec.ValidationError) -> InvalidRequest:
 
 
 async def read(request: Request, kind: type[T]) -> T:
-    """The request's JSON body."""
-    return decode(await request.body(), kind)
+    """The request's JSON body; its trace keeps it, so that errors can name the client's fields."""
+    body = decode(await request.body(), kind)
+    request.scope["ramet.trace"].body = body
+    return body
 
 
 def dumps(value: Any) -> bytes:
@@ -76,30 +78,15 @@ def named_event(value: dict[str, Any]) -> bytes:
     return b"event: " + value["type"].encode() + b"\ndata: " + orjson.dumps(value, option=_DUMP) + b"\n\n"
 
 
-async def unless_gone(request: Request, work: Awaitable[T]) -> T:
-    """Await `work`; if the client hangs up first, cancel it and raise RequestAborted."""
-    task = asyncio.ensure_future(work)
-    gone = asyncio.ensure_future(_disconnected(request.receive))
-    try:
-        await asyncio.wait((task, gone), return_when=asyncio.FIRST_COMPLETED)
-        if task.done():
-            return task.result()
-        raise RequestAborted("The client closed the connection.")
-    finally:
-        for pending in (task, gone):
-            if not pending.done():
-                pending.cancel()
-        await asyncio.gather(task, gone, return_exceptions=True)
-
-
-async def _disconnected(receive: Receive) -> None:
+async def disconnected(receive: Receive) -> None:
+    """Wait until the client has hung up (or has its whole answer)."""
     while (await receive())["type"] != "http.disconnect":
         pass
 
 
-def around(value: Any, hole: str) -> tuple[bytes, bytes]:
+def around(whole: bytes, hole: str) -> tuple[bytes, bytes]:
     """An event's bytes before and after its last `hole`: between them, any other string gives the event with that."""
-    before, found, after = event(value).rpartition(orjson.dumps(hole))
+    before, found, after = whole.rpartition(orjson.dumps(hole))
     assert found
     return before, after
 
@@ -131,7 +118,7 @@ class EventStream(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         sender = asyncio.ensure_future(self._send(send, scope.get(SEND_KEY, send)))
-        gone = asyncio.ensure_future(_disconnected(receive))
+        gone = asyncio.ensure_future(disconnected(receive))
         try:
             await asyncio.wait((sender, gone), return_when=asyncio.FIRST_COMPLETED)
             left = not sender.done()

@@ -101,7 +101,7 @@ class ZmqDoor:
             trace.aborted = True
             self._serving.metrics.aborted()
         except Exception as error:
-            typed = as_ramet_error(error)
+            typed = as_ramet_error(trace.told(error))
             self._serving.metrics.failed(typed.status)
             with contextlib.suppress(ClientGone, SlowReader):
                 await outlet.send("error", openai_body(typed)["error"] | {"status": typed.status})

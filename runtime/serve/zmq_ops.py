@@ -15,7 +15,6 @@ from runtime.serve.models import model_card
 from runtime.serve.native import GenerateJob
 from runtime.serve.native_request import GenerateRequest, read_batch
 from runtime.serve.stats import scheduler_numbers
-from runtime.serve.streams import started
 from runtime.serve.tokenization import DetokenizeRequest, TokenizeRequest, detokenized, tokenized
 from runtime.serve.trace import Trace
 from runtime.serve.turn import plan_turn
@@ -25,7 +24,7 @@ from runtime.serve.zmq_frames import OPS, ZmqRequest
 
 async def answer(serving: Serving, request: ZmqRequest, trace: Trace) -> AsyncGenerator[Any]:
     """The replies' data: one for a whole answer, many for a stream. Raises InvalidRequest and kin."""
-    body = request.body
+    body = trace.body = request.body
     match request.op:
         case "generate":
             async with contextlib.aclosing(_generate(serving, convert(body, GenerateRequest), trace)) as items:
@@ -53,13 +52,14 @@ async def answer(serving: Serving, request: ZmqRequest, trace: Trace) -> AsyncGe
 
 async def _generate(serving: Serving, body: GenerateRequest, trace: Trace) -> AsyncGenerator[Any]:
     job = GenerateJob(serving, read_batch(serving, body, trace.caller), trace)
+    try:
+        while news := await job.feed.take():
+            for delta in news if body.stream else ():
+                yield job.chunk(delta)
+    finally:
+        job.feed.close()
     if not body.stream:
-        await job.collect()
         yield job.whole()
-        return
-    async with contextlib.aclosing(await started(job)) as deltas:
-        async for delta in deltas:
-            yield job.chunk(delta)
 
 
 async def _chat(serving: Serving, body: ChatRequest, trace: Trace) -> AsyncGenerator[Any]:
@@ -67,15 +67,30 @@ async def _chat(serving: Serving, body: ChatRequest, trace: Trace) -> AsyncGener
     n = serving.check_batch(1, body.n)
     answers = Answers(serving, plan_turn(serving, to_turn(body, trace.caller)), n, trace)
     writer = ChatWriter(serving, body, model, answers)
-    if not body.stream:
-        await writer.collect()
-        yield writer.whole()
-        return
-    async with contextlib.aclosing(await started(answers)) as news:
-        for chunk in writer.opening():
+    chunks = _chat_chunks(writer, answers) if body.stream else _whole_chat(writer, answers)
+    try:
+        async for chunk in chunks:
             yield chunk
-        async for item in news:
+    finally:
+        await chunks.aclose()
+        answers.feed.close()
+
+
+async def _whole_chat(writer: ChatWriter, answers: Answers) -> AsyncGenerator[Any]:
+    while news := await answers.feed.take():
+        for item in news:
+            writer.note(item)
+    yield writer.whole()
+
+
+async def _chat_chunks(writer: ChatWriter, answers: Answers) -> AsyncGenerator[Any]:
+    news = await answers.feed.take()
+    for chunk in writer.opening():
+        yield chunk
+    while news:
+        for item in news:
             for chunk in writer.chunks(item):
                 yield chunk
-        for chunk in writer.closing():
-            yield chunk
+        news = await answers.feed.take()
+    for chunk in writer.closing():
+        yield chunk

@@ -52,7 +52,10 @@ class IncrementalDetokenizer:
     def push(self, ids: Iterable[int]) -> str:
         """Text that became certain with these ids."""
         table, size, hidden = self._token_bytes, self._size, self._hidden
-        data = b"".join([table[i] for i in ids if i not in hidden and 0 <= i < size])
+        data = b""
+        for i in ids:  # mostly one
+            if i not in hidden and 0 <= i < size:
+                data += table[i]
         if self._plain and data.isascii():
             return data.decode("ascii")
         return self._push(data)
