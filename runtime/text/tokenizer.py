@@ -12,6 +12,7 @@ from tokenizers import Tokenizer as Backend
 from runtime.errors import ModelLoadError
 from runtime.text.gguf_meta import read_gguf_metadata
 from runtime.text.gguf_vocab import backend_from_gguf
+from runtime.text.stretches import Stretches
 from runtime.text.vocab import token_bytes_of
 
 _TURN_ENDS = (  # names that end a turn, whatever the configuration forgets to say
@@ -51,6 +52,7 @@ class Tokenizer:
         backend.no_truncation()
         backend.no_padding()
         self._backend = backend
+        self._stretches = Stretches.of(backend)
         self.path = path
         self.chat_template = chat_template
         self.named_templates = named_templates or {}
@@ -90,7 +92,12 @@ class Tokenizer:
 
     def encode(self, text: str, add_special: bool = True) -> list[int]:
         """Ids of `text`. Special tokens written out in it become their ids; `add_special` adds BOS and EOS."""
-        return self._backend.encode(text, add_special_tokens=add_special).ids
+        if self._stretches is None or add_special:
+            return self._backend.encode(text, add_special_tokens=add_special).ids
+        return self._stretches.encode(text, self._encode_plain)
+
+    def _encode_plain(self, text: str) -> list[int]:
+        return self._backend.encode(text, add_special_tokens=False).ids
 
     def encode_batch(self, texts: Sequence[str], add_special: bool = True) -> list[list[int]]:
         """`encode` of many texts, in parallel where cores are free."""

@@ -9,11 +9,12 @@ from pathlib import Path
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers
 from tokenizers import Tokenizer as Backend
-from tokenizers import decoders, models, normalizers, pre_tokenizers
 
 from runtime.errors import ModelLoadError
 from runtime.text.gguf_vocab import backend_from_gguf
+from runtime.text.stretches import Stretches
 from runtime.text.tokenizer import Tokenizer
 
 MODEL = Path("~/.cache/ramet/models/smollm2-135m/SmolLM2-135M-Instruct.Q4_1.gguf").expanduser()
@@ -145,3 +146,61 @@ def test_an_unknown_pre_tokenizer_is_named():
     }
     with pytest.raises(ModelLoadError, match="zork"):
         backend_from_gguf(meta)
+
+
+class TestStretches:
+    """Chats are encoded stretch by stretch between special tokens, each remembered; the ids are the same."""
+
+    @settings(max_examples=200, deadline=None)
+    @given(
+        parts=st.lists(
+            st.sampled_from(
+                ["<|im_start|>", "<|im_end|>", "<|im_", "\n", " ", "You are a helpful assistant, always.", "a" * 40]
+            )
+            | st.text(max_size=30),
+            max_size=8,
+        )
+    )
+    def test_ids_are_those_of_the_whole_text(self, tokenizer, parts):
+        text = "".join(parts)
+        assume(_has_utf8(text))
+        whole = tokenizer._backend.encode(text, add_special_tokens=False).ids
+        for _ in range(2):
+            assert tokenizer.encode(text, add_special=False) == whole
+
+    def test_what_is_remembered_is_bounded(self, tokenizer):
+        stretches = Stretches.of(tokenizer._backend, max_chars=100)
+        assert stretches is not None
+        asked: list[str] = []
+
+        def encode(text: str) -> list[int]:
+            asked.append(text)
+            return tokenizer._encode_plain(text)
+
+        for name in ("a" * 40, "b" * 40, "a" * 40, "c" * 40, "a" * 40, "b" * 40):
+            stretches.encode(name, encode)
+        assert [text[0] for text in asked] == ["a", "b", "c", "b"]
+        assert stretches.encode("d" * 500, encode) == tokenizer._encode_plain("d" * 500)
+
+    @pytest.mark.parametrize(
+        "change",
+        [
+            lambda backend: setattr(backend, "normalizer", normalizers.NFKC()),
+            lambda backend: setattr(backend, "pre_tokenizer", pre_tokenizers.Metaspace()),
+            lambda backend: setattr(backend, "pre_tokenizer", pre_tokenizers.ByteLevel(add_prefix_space=True)),
+            lambda backend: backend.add_special_tokens([AddedToken("<x>", lstrip=True, normalized=False)]),
+        ],
+    )
+    def test_tokenizers_that_look_beyond_a_stretch_are_left_alone(self, tokenizer, change):
+        backend = Backend.from_str(tokenizer.to_json())
+        assert Stretches.of(backend) is not None
+        change(backend)
+        assert Stretches.of(backend) is None
+
+
+def _has_utf8(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
