@@ -38,14 +38,14 @@ from runtime.serve.middleware import Gate, KeyRing
 from runtime.serve.wire import SEND_KEY
 from runtime.serve.zmq_door import ZmqDoor
 
-FAMILIES: tuple[Callable[[Serving], list[BaseRoute]], ...] = (
-    health.routes,
-    models.routes,
+FAMILIES: tuple[Callable[[Serving], list[BaseRoute]], ...] = (  # the busiest first: routes are tried in order
     chat.routes,
     completions.routes,
+    native.routes,
     responses.routes,
     anthropic.routes,
-    native.routes,
+    health.routes,
+    models.routes,
     ollama.routes,
     lang.routes,
     tokenization.routes,

@@ -7,7 +7,7 @@ import logging
 import re
 import secrets
 
-from starlette.datastructures import Headers, MutableHeaders
+from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from runtime.serve.context import Caller
@@ -52,8 +52,8 @@ class Gate:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        headers = Headers(scope=scope)
-        trace = Trace(_request_id(headers), self._metrics)
+        asked = Headers(scope=scope)
+        trace = Trace(_request_id(asked), self._metrics)
         scope["ramet.trace"] = trace
         status = 0
 
@@ -61,11 +61,12 @@ class Gate:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                MutableHeaders(scope=message)["x-request-id"] = trace.id
+                headers = [*message.get("headers", ()), (b"x-request-id", trace.id.encode())]
+                message = {**message, "headers": headers}
             await send(message)
 
         try:
-            self._admit(scope, headers, trace)
+            self._admit(scope, asked, trace)
             await self._app(scope, _limited(receive, self._max_body), send_with_id)
         except Exception as error:
             if status:  # the answer has begun; all that is left is to cut it off
