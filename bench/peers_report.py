@@ -13,6 +13,7 @@ from runtime.bench.workloads import Measure
 
 RESULTS = Path(__file__).parent / "results"
 DEFAULT, BF16 = "Ramet default", "Ramet bf16"
+RUN = ", run "  # between a measure's name and the number of its run, where several are joined
 
 # measure -> (peer to beat, at the default, in bf16); "" stands for the best peer
 TARGETS: dict[str, tuple[str, float | None, str, float | None]] = {
@@ -51,7 +52,7 @@ def ratio_table(figures: Figures, names: Sequence[str]) -> list[str]:
     peers = [name for name in names if name not in (DEFAULT, BF16)]
     narrow = [name for name in peers if name.endswith("bf16")]
     for measure in figures:
-        wanted = TARGETS.get(measure.name, ("", None, "", None))
+        wanted = TARGETS.get(measure.name.partition(RUN)[0], ("", None, "", None))
         left = cells(figures, measure, DEFAULT, [n for n in peers if n.startswith(wanted[0])], wanted[1])
         right = cells(figures, measure, BF16, [n for n in narrow if n.startswith(wanted[2])], wanted[3])
         lines.append(f"| {measure.name} | {left} | {right} |")
@@ -127,7 +128,7 @@ def plot_ratios(folder: Path, figures: Figures, names: Sequence[str]) -> None:
     labels = [measure.name for measure in figures]
     for side, (ours, rivals, at, colour) in enumerate(sides):
         for line, measure in enumerate(figures):
-            wanted = TARGETS.get(measure.name, ("", None, "", None))
+            wanted = TARGETS.get(measure.name.partition(RUN)[0], ("", None, "", None))
             best = best_peer(figures, measure, [n for n in rivals if n.startswith(wanted[at - 1])])  # type: ignore[arg-type]
             if best is None or ours not in figures[measure]:
                 continue
