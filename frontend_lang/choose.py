@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import aclosing
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
@@ -13,7 +12,7 @@ from frontend_lang.driver import Driver
 from frontend_lang.errors import Unsupported
 from frontend_lang.ir import Select, Step
 from frontend_lang.outcome import failure, gather
-from frontend_lang.select import Scored, first_difference, pick, scores, shared_starts
+from frontend_lang.select import Row, Rows, Scored, first_difference, pick, scores
 from frontend_lang.values import Info
 from runtime.messages import Ids, TokenLogprob, Usage
 from runtime.params import SamplingParams
@@ -47,38 +46,35 @@ async def _score(driver: Driver, step: Step, node: Select) -> tuple[list[Scored]
     prompt = np.asarray(await context.prompt(), np.int32)
     joint = [np.asarray(await context.prompt(choice), np.int32) for choice in node.choices]
     start = first_difference(prompt, joint)
-    rows = await _rows(driver, step, node, joint, start)
-    scored = [
-        Scored(tuple(map(int, ids[start:])), tuple(_number(lp) for lp in row))
-        for ids, row in zip(joint, rows, strict=True)
-    ]
+    ways = [Rows.of(joint, start)]
     if node.score == "unconditional":
         neutral = _neutral(driver)
-        bare = [np.concatenate([neutral, ids[start:]]) for ids in joint]
-        alone = await _rows(driver, step, node, bare, len(neutral))
-        scored = [
-            replace(choice, alone=tuple(_number(lp) for lp in row)) for choice, row in zip(scored, alone, strict=True)
-        ]
-    return scored, rows
+        ways.append(Rows.of([np.concatenate([neutral, ids[start:]]) for ids in joint], len(neutral)))
+    found = await gather(*(_row(driver, step, node, row) for rows in ways for row in rows.rows))
+    answers = [found[: len(ways[0].rows)], found[len(ways[0].rows) :]]
+    scored = []
+    for index, ids in enumerate(joint):
+        path = tuple(map(int, ids[start:]))
+        taken = [_read(rows, answer, path, index) for rows, answer in zip(ways, answers, strict=False)]
+        scored.append((Scored(path, *(tuple(map(_number, one)) for one in taken)), taken[0]))
+    return [one for one, _ in scored], [logprobs for _, logprobs in scored]
 
 
-async def _rows(
-    driver: Driver, step: Step, node: Select, sequences: Sequence[Ids], start: int
-) -> list[tuple[TokenLogprob, ...]]:
-    """Log-probabilities of every sequence from `start` on, in one message; what sequences share is scored once."""
-    starts = shared_starts(sequences, start)
-    asked = [(ids, begin) for ids, (begin, _) in zip(sequences, starts, strict=True) if begin < len(ids)]
-    answers = iter(await gather(*(_row(driver, step, node, ids, begin) for ids, begin in asked)))
-    rows: list[tuple[TokenLogprob, ...]] = []
-    for ids, (begin, source) in zip(sequences, starts, strict=True):
-        shared = rows[source][: begin - start] if source < len(rows) else ()
-        rows.append(shared + (next(answers) if begin < len(ids) else ()))
-    return rows
+def _read(
+    rows: Rows, answers: Sequence[Sequence[TokenLogprob]], path: Sequence[int], choice: int
+) -> tuple[TokenLogprob, ...]:
+    """A choice's log-probabilities, token by token, from wherever they were scored."""
+    places = rows.places[choice]
+    return tuple(
+        answers[place[0]][place[1]] if place is not None else TokenLogprob(token, None)
+        for token, place in zip(path, places, strict=True)
+    )
 
 
-async def _row(driver: Driver, step: Step, node: Select, ids: Ids, start: int) -> tuple[TokenLogprob, ...]:
-    """Log-probabilities of ids[start:], each given everything before it."""
-    request = driver.request(ids, _PREFILL, leaf=True, prompt_logprobs_from=start)
+async def _row(driver: Driver, step: Step, node: Select, row: Row) -> tuple[TokenLogprob, ...]:
+    if not row.asked:
+        return ()
+    request = driver.request(row.ids, _PREFILL, leaf=True, scores=tuple(row.asked))
     began, usage = driver.run.now(), Usage()
     found: list[TokenLogprob] = []
     async with aclosing(cast(Any, await driver.run.batcher.submit(request))) as stream:
@@ -87,7 +83,7 @@ async def _row(driver: Driver, step: Step, node: Select, ids: Ids, start: int) -
                 raise failure(piece.finish, step.where)
             found.extend(piece.prompt_logprobs)
             usage = piece.usage or usage
-    driver.note("select", (node.name,), step, began, usage, ids, reusable=max(0, start - 1))
+    driver.note("select", (node.name,), step, began, usage, row.ids, reusable=row.asked[0][0] - 1)
     return tuple(found)
 
 

@@ -189,6 +189,7 @@ class HttpBackend:
             known.popitem(last=False)
         while len(self._known) > MAX_KNOWN:
             self._known.pop(next(iter(self._known)))
+            scores=request.scores,
 
 
 class _Message:

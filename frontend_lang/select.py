@@ -32,20 +32,46 @@ def first_difference(prompt: Ids, joint: Sequence[Ids]) -> int:
     return min(min(common_prefix(prompt, ids), len(ids) - 1) for ids in joint)
 
 
-def shared_starts(rows: Sequence[Ids], start: int) -> list[tuple[int, int]]:
-    """For each row: where it leaves all rows before it (at least `start`), and the row it has gone with until there.
+@dataclass(slots=True)
+class Row:
+    """One request of a select: what is read, and (n, token) for every token to be scored after n of these ids."""
 
-    What rows share need be scored once only. A row that is the beginning of an earlier one starts at its end.
-    """
-    out: list[tuple[int, int]] = []
-    for index, row in enumerate(rows):
-        best, source = start, index
-        for earlier in range(index):
-            n = common_prefix(row, rows[earlier])
-            if n > best:
-                best, source = n, earlier
-        out.append((best, source))
-    return out
+    ids: Ids
+    asked: list[tuple[int, int]]
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """The fewest requests that score all choices. `places[c][k]`: the row and the entry of its `asked` that hold
+    the k-th token of choice c; None where there is nothing before it that could predict it."""
+
+    rows: list[Row]
+    places: list[list[tuple[int, int] | None]]
+
+    @classmethod
+    def of(cls, joint: Sequence[Ids], start: int) -> Rows:
+        """Choices as whole sequences, scored from `start` on.
+
+        The last token of a choice is scored and not read, and what choices share is read once: choices of one token
+        each are one row, which ends where they begin.
+        """
+        paths = [tuple(map(int, ids[start:])) for ids in joint]
+        rows: list[Row] = []
+        owner: dict[tuple[int, ...], int] = {}  # what is read of a choice -> the row that scores what comes then
+        for path, ids in sorted(zip(paths, joint, strict=True), key=lambda pair: -len(pair[0])):
+            if path[:-1] not in owner:
+                for n in range(len(path)):
+                    owner.setdefault(path[:n], len(rows))
+                rows.append(Row(ids[:-1], []))
+        wanted: dict[tuple[int, int, int], None] = {}  # (row, n, token), each once
+        keys = [[(owner[path[:k]], start + k, token) for k, token in enumerate(path)] for path in paths]
+        for key in sorted(key for path in keys for key in path if key[1] > 0):
+            wanted.setdefault(key)
+        place: dict[tuple[int, int, int], tuple[int, int]] = {}
+        for row, n, token in wanted:
+            place[row, n, token] = row, len(rows[row].asked)
+            rows[row].asked.append((n, token))
+        return cls(rows, [[place.get(key) for key in path] for path in keys])
 
 
 def scores(method: Score, choices: Sequence[Scored]) -> list[float]:

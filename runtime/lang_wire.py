@@ -20,6 +20,7 @@ class LangRequest(msgspec.Struct, frozen=True, omit_defaults=True):
     hints: Hints = Hints()
     client: str = ""
     prompt_logprobs_from: int | None = None
+    scores: tuple[tuple[int, int], ...] = ()
     segments: tuple[Segment, ...] = ()
     timeout_s: float | None = None
     stream: bool = True  # False: nobody reads along, pieces may come late and together

@@ -83,6 +83,7 @@ class Submit(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag=
     timeout_s: float | None = None
     arrival: float = 0.0
     prompt_logprobs_from: int | None = None  # score prompt tokens from this position on
+    scores: tuple[tuple[int, int], ...] = ()  # (n, token): its log-probability after n prompt tokens, in order of n
     segments: tuple[Segment, ...] = ()
     stream: bool = True  # False: nobody reads along, so a frontend may hand on outputs late and together
 

@@ -130,6 +130,8 @@ class Request:
             request.score_end = request.n_prompt
             if submit.prompt_logprobs_from == 0:
                 request.prompt_logprobs.append(TokenLogprob(int(tokens[0]), None))
+        elif submit.scores:
+            request.scored, request.score_end = submit.scores[0][0], request.n_prompt + 1
         return request
 
     @property

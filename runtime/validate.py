@@ -19,6 +19,7 @@ MAX_PRIORITY = 10**6
 MAX_SECONDS = 7 * 24 * 3600.0
 MAX_FANOUT = 4096
 MAX_DEPTH = 4096
+MAX_SCORES = 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +56,25 @@ def validate_submit(submit: Submit, limits: Limits, *, param: str = "messages") 
         raise InvalidRequest(
             f"prompt_logprobs_from must be from 0 to {n_prompt - 1}; got {shown(start)}.", param="prompt_logprobs_from"
         )
+    if submit.scores:
+        _check_scores(submit, n_prompt, limits)
+
+
+def _check_scores(submit: Submit, n_prompt: int, limits: Limits) -> None:
+    """Any token may be scored after any part of the prompt, by a request that does nothing else."""
+    if submit.params.max_tokens != 0 or submit.segments or submit.prompt_logprobs_from is not None:
+        raise InvalidRequest("scores go with max_tokens 0, without prompt_logprobs_from or segments.", param="scores")
+    if len(submit.scores) > MAX_SCORES:
+        raise InvalidRequest(f"scores has {len(submit.scores)} entries; at most {MAX_SCORES}.", param="scores")
+    last = 1
+    for after, token in submit.scores:
+        if not last <= after <= n_prompt or not 0 <= token < limits.vocab_size:
+            raise InvalidRequest(
+                f"scores must be pairs of a length from 1 to {n_prompt}, in ascending order, and a token id from 0 to "
+                f"{limits.vocab_size - 1}; got {shown((after, token))}.",
+                param="scores",
+            )
+        last = after
 
 
 def _check_tokens(data: bytes, limits: Limits, param: str, *, may_be_empty: bool = False) -> int:

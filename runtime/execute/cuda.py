@@ -235,7 +235,8 @@ class CudaRunner:
         for begin in range(0, len(plan.score_index), SCORES_AT_ONCE):
             part = slice(begin, begin + SCORES_AT_ONCE)
             put = lambda array: upload(as_tensor(array).long(), hidden.device)
-            logits = self._model.logits(hidden[put(plan.score_index[part])])
+            index, again = np.unique(plan.score_index[part], return_inverse=True)
+            logits = self._model.logits(hidden[put(index)])[put(again)]
             everyone = torch.ones(len(logits), dtype=torch.bool)
             step.score_parts.append(report(logits, put(plan.score_target[part]), everyone, plan.n_top))
 

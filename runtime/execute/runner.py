@@ -115,7 +115,8 @@ class ModelRunner:
         scores = ScoreArrays(len(plan.score_index), plan.n_top)
         for begin in range(0, len(plan.score_index), SCORES_AT_ONCE):
             part = slice(begin, begin + SCORES_AT_ONCE)
-            logits = self._model.logits(hidden[as_tensor(plan.score_index[part]).long()])
+            index, again = np.unique(plan.score_index[part], return_inverse=True)
+            logits = self._model.logits(hidden[torch.from_numpy(index).long()])[torch.from_numpy(again)]
             targets = as_tensor(plan.score_target[part]).long()
             everyone = torch.ones(len(targets), dtype=torch.bool)
             logprobs, top_ids, top_logprobs = self._report_with(logits, targets, everyone, plan.n_top)

@@ -100,7 +100,8 @@ class Committer:
         for k, token in enumerate(piece.score_tokens.tolist(), at):
             ids = tuple(result.score_top_ids[k, :n_top].tolist())
             values = tuple(result.score_top_logprobs[k, :n_top].tolist())
-            scores = request.prompt_logprobs if piece.score[k - at] < request.n_prompt else request.owed_logprobs
+            of_prompt = piece.score[k - at] < request.n_prompt or request.submit.scores
+            scores = request.prompt_logprobs if of_prompt else request.owed_logprobs
             scores.append(TokenLogprob(token, float(result.score_logprobs[k]), ids, values))
         request.scored = int(piece.score[-1]) + 1
 

@@ -15,6 +15,7 @@ from runtime.scheduler.release import fail
 from runtime.scheduler.sampling import static_terms
 from runtime.scheduler.state import State
 
+I32 = npt.NDArray[np.int32]
 MAX_ROWS = 32
 MAX_PROBES = 6  # candidates whose cached prefix is looked up in one step, beside those looked up in rotation
 
@@ -172,7 +173,7 @@ class PrefillPlanner:
         known = int(rows.known[slot])
         samples = end == known and known < rows.limit[slot]
         tokens = rows.tokens[slot, start:end].copy()
-        score = self._score(request, start, end)
+        score, score_tokens = self._score(request, start, end)
         static = None
         if samples and rows.static[slot]:
             static = static_terms(request.params, known - request.gen_start, state.eos)
@@ -186,7 +187,7 @@ class PrefillPlanner:
             pages=rows.pages[slot, : state.pages_for(end)].copy(),
             samples=samples,
             score=score,
-            score_tokens=rows.tokens[slot, score] if len(score) else NO_I32,
+            score_tokens=score_tokens,
             static=static,
             recovering=end <= int(rows.high[slot]),
         )
@@ -202,12 +203,17 @@ class PrefillPlanner:
             state.to_phase(request, Phase.DECODE if more else Phase.DRAIN)
         return piece
 
-    def _score(self, request: Request, start: int, end: int) -> npt.NDArray[np.int32]:
-        """Positions of known tokens whose logprob is owed and this row's logits give."""
+    def _score(self, request: Request, start: int, end: int) -> tuple[I32, I32]:
+        """(positions, tokens there) whose logprob is owed and this row's logits give."""
         if not 0 <= request.scored < request.score_end:
-            return NO_I32
-        first = max(start + 1, request.scored)
-        return np.arange(first, min(end, request.score_end - 1) + 1, dtype=np.int32)
+            return NO_I32, NO_I32
+        first, last = max(start + 1, request.scored), min(end, request.score_end - 1)
+        if request.submit.scores:
+            due = [pair for pair in request.submit.scores if first <= pair[0] <= last]
+            positions, tokens = np.array(due, np.int32).reshape(-1, 2).T
+            return positions, tokens
+        score = np.arange(first, last + 1, dtype=np.int32)
+        return score, self.state.rows.tokens[request.slot, score]
 
     def _account(self, request: Request, start: int, end: int) -> None:
         state, n = self.state, end - start

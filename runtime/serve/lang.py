@@ -9,24 +9,26 @@ all ids instead. `POST /lang/abort` cancels by request id. Handles belong to the
 from __future__ import annotations
 
 import asyncio
+import functools
 import secrets
 import time
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Iterator, Sequence
 
 import msgspec
 import numpy as np
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
+from starlette.types import Receive, Scope, Send
 
-from runtime.errors import InvalidRequest, RametError
+from runtime.errors import InvalidRequest, RametError, RequestAborted
 from runtime.generate import Delta, Generator, Stream
 from runtime.lang_wire import LangAbort, LangNews, LangProblem, LangRequest, LangSubmit
-from runtime.messages import Ids, Submit, pack_ids, unpack_ids
+from runtime.messages import Ids, NamespaceKey, Submit, pack_ids, unpack_ids
 from runtime.serve.context import Caller, Serving
 from runtime.serve.trace import trace_of
-from runtime.serve.wire import EventStream, decode, dumps, json_response
+from runtime.serve.wire import SEND_KEY, Watcher, decode, disconnected, dumps, json_response
 from runtime.trail import Trail
 
 MAX_REQUESTS = 4096
@@ -89,8 +91,7 @@ def routes(serving: Serving) -> list[BaseRoute]:
         lost = [index for index, prompt in enumerate(prompts) if prompt is None]
         if lost:
             return json_response({"lost": lost}, status=409)
-        job = _Job(serving, handles, owner, body.requests, [prompt for prompt in prompts if prompt is not None])
-        return EventStream(job.lines(), trace)
+        return LangStream(serving, handles, trace, owner, body.requests, [one for one in prompts if one is not None])
 
     async def abort(request: Request) -> Response:
         owner = trace_of(request).caller.digest
@@ -135,73 +136,127 @@ def _rid(owner: str, rid: str) -> str:
     return f"{owner}:{rid}" if owner else rid
 
 
-class _Job:
-    """One message of requests, followed together; every line says which request it is about."""
+class LangStream(Response):
+    """One message of requests, followed together; every line says which request it is about.
+
+    What comes at one moment is one write: of requests that end together, the whole answer with its head and its end.
+    """
 
     def __init__(
-        self, serving: Serving, handles: Handles, owner: str, requests: Sequence[LangRequest], prompts: Sequence[Ids]
+        self,
+        serving: Serving,
+        handles: Handles,
+        watcher: Watcher,
+        owner: str,
+        requests: Sequence[LangRequest],
+        prompts: Sequence[Ids],
     ) -> None:
+        self.status_code, self.background = 200, None
+        self.raw_headers = [(b"content-type", b"application/x-ndjson"), (b"cache-control", b"no-cache")]
+        self._watcher = watcher
         self._handles = handles
         self._owner = owner
         self._names = [secrets.token_hex(8) for _ in requests]
         namespace = Caller(owner).namespace()
-        submits = [
-            Submit(
-                rid=_rid(owner, one.rid),
-                tokens=pack_ids(prompt),
-                params=one.params,
-                grammar=one.grammar,
-                namespace=namespace,
-                hints=one.hints,
-                client=owner or one.client,
-                prompt_logprobs_from=one.prompt_logprobs_from,
-                segments=one.segments,
-                timeout_s=one.timeout_s,
-                stream=one.stream,
-            )
-            for one, prompt in zip(requests, prompts, strict=True)
-        ]
+        submits = [_submit(one, prompt, owner, namespace) for one, prompt in zip(requests, prompts, strict=True)]
         self._trails = [
             Trail(prompt, one.segments, serving.spec.eos_ids) for one, prompt in zip(requests, prompts, strict=True)
         ]
         self._streams = _open(serving.generator, submits)
+        self._going = set(range(len(requests)))  # those that have not ended
+        self._ready: dict[int, None] = {}  # those with news, in the order these came
+        self._waiter: asyncio.Future[None] | None = None
+        self._left = False
 
-    async def lines(self) -> AsyncIterator[bytes]:
-        queue: asyncio.Queue[bytes | None] = asyncio.Queue()
-        tasks = [asyncio.ensure_future(self._follow(index, queue)) for index in range(len(self._streams))]
-        yield _line(LangNews(handles=tuple(self._names)))
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        write: Send = scope.get(SEND_KEY, send)
+        gone = asyncio.ensure_future(disconnected(receive))
+        gone.add_done_callback(self._leave)
+        begun = False
         try:
-            left = len(tasks)
-            while left:
-                lines = [await queue.get()]
-                while not queue.empty():  # siblings often end in one step: one write for all of them
-                    lines.append(queue.get_nowait())
-                left -= lines.count(None)
-                if text := b"".join(line for line in lines if line is not None):
-                    yield text
+            self._listen()
+            while not self._left:
+                text = await self._news()
+                if not begun and not self._left:
+                    begun = True
+                    await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+                    text = _line(LangNews(handles=tuple(self._names))) + text
+                if not self._going:
+                    await send({"type": "http.response.body", "body": text, "more_body": False})
+                    return
+                await write({"type": "http.response.body", "body": text, "more_body": True})
         finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            gone.remove_done_callback(self._leave)
+            gone.cancel()
             for stream in self._streams:
                 if isinstance(stream, Stream):
                     stream.close()
+            self._watcher.aborted |= self._left
+        if not begun:
+            raise RequestAborted("The client closed the connection.")
 
-    async def _follow(self, index: int, queue: asyncio.Queue[bytes | None]) -> None:
-        trail, stream = self._trails[index], self._streams[index]
+    def _listen(self) -> None:
+        for index, stream in enumerate(self._streams):
+            if isinstance(stream, Stream):
+                stream.inbox.listen(functools.partial(self._wake, index))
+            else:
+                self._wake(index)
+
+    def _wake(self, index: int) -> None:
+        """Request `index` has news. All that come before the loop's next turn are taken together."""
+        self._ready[index] = None
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    def _leave(self, gone: asyncio.Task[None]) -> None:
+        if not gone.cancelled():
+            self._left = True
+            self._wake(0)
+
+    async def _news(self) -> bytes:
+        """Wait for news; all that are there, as lines."""
+        if not self._ready:
+            self._waiter = asyncio.get_running_loop().create_future()
+            await self._waiter
+        ready, self._ready = self._ready, {}
+        return b"".join(line for index in ready for line in self._take(index))
+
+    def _take(self, index: int) -> Iterator[bytes]:
+        """One request's news. Its handle is there before the client can use it."""
+        stream, trail = self._streams[index], self._trails[index]
         try:
             if isinstance(stream, RametError):
                 raise stream
-            async for delta in stream:
-                trail.add(delta.segment, delta.token_ids)
-                if delta.usage is not None:  # the handle is there before the client can use it
-                    self._handles.put(self._names[index], self._owner, trail.ids())
-                queue.put_nowait(_line(_news(index, delta)))
+            while deltas := stream.poll():
+                for delta in deltas:
+                    trail.add(delta.segment, delta.token_ids)
+                    if delta.usage is not None:
+                        self._handles.put(self._names[index], self._owner, trail.ids())
+                    yield _line(_of(index, delta))
+                if not stream.ended:
+                    return
+            if stream.ended:
+                self._going.discard(index)
         except RametError as error:
-            problem = LangProblem(str(error), error.status, error.param)
-            queue.put_nowait(_line(LangNews(i=index, error=problem)))
-        finally:
-            queue.put_nowait(None)
+            self._going.discard(index)
+            yield _line(LangNews(i=index, error=LangProblem(str(error), error.status, error.param)))
+
+
+def _submit(one: LangRequest, prompt: Ids, owner: str, namespace: NamespaceKey) -> Submit:
+    return Submit(
+        rid=_rid(owner, one.rid),
+        tokens=pack_ids(prompt),
+        params=one.params,
+        grammar=one.grammar,
+        namespace=namespace,
+        hints=one.hints,
+        client=owner or one.client,
+        prompt_logprobs_from=one.prompt_logprobs_from,
+        scores=one.scores,
+        segments=one.segments,
+        timeout_s=one.timeout_s,
+        stream=one.stream,
+    )
 
 
 def _open(generator: Generator, submits: Sequence[Submit]) -> list[Stream | RametError]:
@@ -220,7 +275,7 @@ def _open(generator: Generator, submits: Sequence[Submit]) -> list[Stream | Rame
     return streams
 
 
-def _news(index: int, delta: Delta) -> LangNews:
+def _of(index: int, delta: Delta) -> LangNews:
     return LangNews(
         i=index,
         text=delta.text,

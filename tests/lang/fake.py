@@ -136,7 +136,7 @@ class FakeBackend:
             return
         ids = [int(i) for i in unpack_ids(request.tokens)]
         n_prompt, cached = len(ids), self._cached(ids)
-        yield Piece(prompt_logprobs=self._scores(ids, request.prompt_logprobs_from))
+        yield Piece(prompt_logprobs=tuple(self._score(ids[:n], token) for n, token in request.scores))
         stages = [(request.params, request.grammar), *((s.params, s.grammar) for s in request.segments)]
         n_out = 0
         for index, (params, grammar) in enumerate(stages):
@@ -204,13 +204,8 @@ class FakeBackend:
             return out, Finish(reason="length")
         return [*out, 0], Finish(reason="stop")
 
-    def _scores(self, ids: list[int], start: int | None) -> tuple[TokenLogprob, ...]:
-        if start is None:
-            return ()
-        return tuple(
-            TokenLogprob(ids[i], None if i == 0 else -1.0 - _draw(str(ids[: i + 1]), 1000) / 250)
-            for i in range(start, len(ids))
-        )
+    def _score(self, ids: list[int], token: int) -> TokenLogprob:
+        return TokenLogprob(token, -1.0 - _draw(str([*ids, token]), 1000) / 250)
 
     def _cached(self, ids: list[int]) -> int:
         best = 0

@@ -10,7 +10,7 @@ import pytest
 import ramet as rt
 from frontend_lang.backend import Abilities
 from frontend_lang.errors import InvalidChoices, InvalidPiece, Unsupported
-from frontend_lang.select import Scored, first_difference, greedy, pick, scores, shared_starts
+from frontend_lang.select import Rows, Scored, first_difference, greedy, pick, scores
 from runtime.messages import unpack_ids
 from tests.lang.fake import FakeBackend
 
@@ -28,7 +28,7 @@ def run(backend: FakeBackend, prompt: str, choices: list[str], **options: Any) -
 
 def test_all_choices_are_scored_in_one_message(backend: FakeBackend) -> None:
     result = run(backend, "Q: the cat? A:", [" YES", " NO"])
-    assert [len(message) for message in backend.messages] == [2, 1]
+    assert [len(message) for message in backend.messages] == [1, 1]
     assert all(request.params.max_tokens == 0 for request in backend.messages[0])
     assert result["pick"] == max(result.info("pick").scores, key=result.info("pick").scores.get)
     assert result.text.startswith(f"Q: the cat? A:{result['pick']} then")
@@ -116,13 +116,41 @@ def test_a_backend_that_cannot_score_says_so() -> None:
         run(FakeBackend(able=Abilities(scoring=False)), "A:", ["x", "y"])
 
 
-def test_what_choices_share_is_scored_once(backend: FakeBackend) -> None:
-    """Rows begin where they leave the others; a choice that begins another needs no row after it."""
-    rows = [np.array(ids, np.int32) for ids in ([1, 2, 3, 4], [1, 2, 3, 5], [1, 2, 7], [1, 2, 3])]
-    assert shared_starts(rows, 1) == [(1, 0), (3, 0), (2, 0), (3, 0)]
+def rows_of(*choices: list[int], start: int = 1) -> Rows:
+    return Rows.of([np.array(ids, np.int32) for ids in choices], start)
+
+
+def test_choices_of_one_token_are_one_row_that_ends_before_them() -> None:
+    rows = rows_of([1, 5], [1, 6], [1, 7])
+    assert [(row.ids.tolist(), row.asked) for row in rows.rows] == [([1], [(1, 5), (1, 6), (1, 7)])]
+    assert rows.places == [[(0, 0)], [(0, 1)], [(0, 2)]]
+
+
+def test_what_choices_share_is_read_once_and_their_last_token_never() -> None:
+    rows = rows_of([1, 2, 3, 4], [1, 2, 3, 5], [1, 2, 7], [1, 2, 3], [1, 8, 9])
+    assert [(row.ids.tolist(), row.asked) for row in rows.rows] == [
+        ([1, 2, 3], [(1, 2), (1, 8), (2, 3), (2, 7), (3, 4), (3, 5)]),
+        ([1, 8], [(2, 9)]),
+    ]
+    assert rows.places[2] == [(0, 0), (0, 3)]
+    assert rows.places[4] == [(0, 1), (1, 0)]
+
+
+def test_nothing_predicts_the_first_token_of_all() -> None:
+    rows = rows_of([5, 6], [7], start=0)
+    assert [(row.ids.tolist(), row.asked) for row in rows.rows] == [([5], [(1, 6)])]
+    assert rows.places == [[None, (0, 0)], [None]]
+
+
+def test_a_choice_scores_the_same_whatever_stands_beside_it(backend: FakeBackend) -> None:
     together = run(backend, "A: ", ["the cat", "the dog", "the", "red"])
-    assert len(backend.messages[0]) == 3
+    assert len(backend.messages[0]) == 1
     apart = {
         name: run(FakeBackend(), "A: ", [name, "red"]).info("pick").scores[name] for name in ("the cat", "the dog")
     }
     assert {name: together.info("pick").scores[name] for name in apart} == apart
+
+
+def test_the_choices_with_and_without_their_prompt_travel_together(backend: FakeBackend) -> None:
+    run(backend, "A: ", ["red", "blue"], score="unconditional")
+    assert [len(message) for message in backend.messages] == [2, 1]

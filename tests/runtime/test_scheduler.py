@@ -219,6 +219,28 @@ def test_segments_go_on_in_the_same_request(overlap: bool) -> None:
     assert [len(s) for s in said.segments] == [3, 2, 2]
     assert [f.reason for f in said.finishes] == ["length"] * 3
     # the same as asking one by one, everything before cached
+@BOTH
+@pytest.mark.parametrize("chunk", [6, 64])
+def test_any_token_can_be_scored_after_any_part_of_a_prompt(overlap: bool, chunk: int) -> None:
+    """What comes is what the longer prompt would give, and only what those places ask for is computed again."""
+    prompt = [2 + i % 40 for i in range(20)]
+    pairs = [(7, prompt[7]), (7, 60), (13, prompt[13]), (20, 61), (20, 62)]
+    world = World(overlap=overlap, chunk_tokens=chunk)
+    runs: list[Said] = []
+    for rid in ("cold", "warm"):
+        world.ask(rid, prompt, max_tokens=0, scores=tuple(pairs))
+        runs.append(world.run().said[rid])
+    assert runs[0].prompt_logprobs == runs[1].prompt_logprobs
+    assert [lp.token for lp in runs[0].prompt_logprobs] == [token for _, token in pairs]
+    assert runs[0].prompt_logprobs == [
+        alone([*prompt[:n], token], max_tokens=0, prompt_logprobs_from=n).prompt_logprobs[0] for n, token in pairs
+    ]
+    assert [said.tokens for said in runs] == [[], []]
+    usage = runs[1].usage
+    assert usage is not None
+    assert usage.cached_tokens == 6
+
+
     context = [5, 6, 7, *said.segments[0], 8, 9]
     assert said.segments[1] == alone(context, max_tokens=2).tokens
     context += [*said.segments[1], 4]
@@ -374,6 +396,7 @@ def test_bad_values_are_refused_by_name_and_the_loop_goes_on(options: dict[str, 
     assert finish is not None
     assert (finish.reason, finish.status, finish.param) == ("error", 400, param)
     assert len(world.tokens("good")) == 1
+        ({"scores": ((4, 1),)}, "scores"),
 
 
 @pytest.mark.parametrize("prompt", [[], [64], [-1], list(range(2, 34))])

@@ -110,6 +110,9 @@ class Soak:
         }
         if rng.random() < 0.1:
             options["prompt_logprobs_from"] = rng.randrange(len(prompt))
+        elif options["max_tokens"] == 0:
+            places = sorted(self.more.choices(range(1, len(prompt) + 1), k=self.more.choice([0, 3])))
+            options["scores"] = tuple((n, self.more.randrange(64)) for n in places)
         extra["hints"] = msgspec.structs.replace(extra["hints"], **self._advice())
         twins = [prompt]
         if len(prompt) < min(CONTEXT, self.world.state.limits.max_len) - 4:  # siblings of the same step

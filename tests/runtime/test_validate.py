@@ -16,6 +16,7 @@ from runtime.validate import Limits, validate_submit
 
 LIMITS = Limits(vocab_size=64, max_len=32)
 GOOD = Submit(rid="a", tokens=pack_ids([5, 6, 7]))
+SCORING = SamplingParams(max_tokens=0)
 
 
 def refused(**changes: Any) -> InvalidRequest:
@@ -26,6 +27,7 @@ def refused(**changes: Any) -> InvalidRequest:
 
 def test_a_good_request_passes() -> None:
     validate_submit(GOOD, LIMITS)
+    validate_submit(msgspec.structs.replace(GOOD, params=SCORING, scores=((1, 5), (1, 6), (3, 0))), LIMITS)
     hints = Hints(program_id="p", expect_return_s=3, retain_ttl_s=0.5, expected_fanout=4, depth=7)
     validate_submit(
         msgspec.structs.replace(GOOD, hints=hints, timeout_s=5, priority=-3, prompt_logprobs_from=2), LIMITS
@@ -59,6 +61,12 @@ def test_a_good_request_passes() -> None:
         ({"client": 7}, "client"),
         ({"prompt_logprobs_from": 3}, "prompt_logprobs_from"),
         ({"prompt_logprobs_from": -1}, "prompt_logprobs_from"),
+        ({"scores": ((1, 5),)}, "scores"),
+        *(
+            ({"params": SCORING, "scores": bad}, "scores")
+            for bad in (((0, 5),), ((4, 5),), ((3, 64),), ((2, 5), (1, 5)))
+        ),
+        ({"params": SCORING, "scores": ((1, 5),), "prompt_logprobs_from": 1}, "scores"),
         ({"grammar": GrammarSpec(kind="regex", spec=5)}, "response_format"),  # type: ignore[arg-type]
         ({"grammar": GrammarSpec(kind="json_schema", spec='"\ud800"')}, "response_format"),
     ],
