@@ -7,7 +7,7 @@ import json
 import statistics
 import subprocess
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -28,6 +28,7 @@ class Measure:
     """Tokens as the server counts them. `optimum`: prompt tokens that a cache holding all that was seen would reuse.
 
     `retokenised`: tokens already read or written by the model that were turned into ids from text once more.
+    `steps`, `computed`: what the device did for it: steps, and tokens in all of them.
     """
 
     shape: str
@@ -40,6 +41,8 @@ class Measure:
     generated: int
     optimum: int
     retokenised: int
+    steps: int = 0
+    computed: int = 0
 
     @property
     def hit_rate(self) -> float:
@@ -122,12 +125,12 @@ class Foreign:
         raise SystemExit("SGLang's frontend ended; run `python -m bench.program_sglang URL` to see why")
 
     def measure(self, backend: rt.HttpBackend, shape: str) -> Measure:
-        before = counted(self._url)
+        before = counted(self._url)[:4]
         assert self._process.stdin is not None
         self._process.stdin.write(shape + "\n")
         self._process.stdin.flush()
         told = self._read()
-        after = counted(self._url)
+        after = counted(self._url)[:4]
         requests, prompt, reused, generated = (b - a for a, b in zip(before, after, strict=True))
         best = reusable(backend, told["seen"])
         return Measure(
@@ -148,11 +151,19 @@ class Foreign:
         self._process.wait()
 
 
-def counted(url: str) -> tuple[int, int, int, int]:
-    """(requests, prompt tokens, reused tokens, generated tokens) by the server's own counters."""
+def counted(url: str) -> tuple[int, ...]:
+    """The server's own counters: requests, prompt tokens, reused and generated ones; steps and their tokens."""
     stats = httpx.get(f"{url}/server_info", timeout=30).json().get("internal_states", [{}])[0]
-    found = [int(stats.get(key, 0)) for key in ("received", "prompt_tokens", "reused", "generated")]
-    return found[0], found[1], found[2], found[3]
+    found = [int(stats.get(key, 0)) for key in ("received", "prompt_tokens", "reused", "generated", "steps")]
+    return (*found, int(stats.get("step_tokens", {}).get("total", 0)))
+
+
+def metered(url: str, way: Callable[[], Measure]) -> Measure:
+    """A measure with what the device did for it."""
+    before = counted(url)
+    told = way()
+    after = counted(url)
+    return replace(told, steps=after[4] - before[4], computed=after[5] - before[5])
 
 
 def flush(url: str) -> None:
@@ -161,5 +172,7 @@ def flush(url: str) -> None:
 
 
 def median(rounds: Sequence[Measure]) -> Measure:
-    """The first round, with the median wall time of all."""
-    return replace(rounds[0], wall_s=statistics.median(m.wall_s for m in rounds))
+    """The first round, with the median of all of what the clock has a part in."""
+    wall_s = statistics.median(m.wall_s for m in rounds)
+    steps, computed = (statistics.median_low(getattr(m, name) for m in rounds) for name in ("steps", "computed"))
+    return replace(rounds[0], wall_s=wall_s, steps=steps, computed=computed)

@@ -24,6 +24,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 
 import httpx
@@ -32,8 +33,8 @@ from rich.console import Console
 from rich.table import Table
 
 import ramet as rt
-from bench.program_device import STEP_MS, server_code
-from bench.program_runs import Foreign, Measure, by_dsl, by_hand, flush, median
+from bench.program_device import STEP_MS
+from bench.program_runs import Foreign, Measure, by_dsl, by_hand, flush, median, metered
 from bench.program_texts import FORKS, FULL, SHAPES, SMALL, Sizes
 
 START_S = 600.0
@@ -46,10 +47,8 @@ def server(model: str, *flags: str, step_ms: float | None = None) -> Iterator[st
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    command = [sys.executable, "-c", "import ramet; ramet.main()", "serve", "--model", model, "--port", str(port)]
-    command += flags
-    if step_ms is not None:
-        command = [sys.executable, "-c", server_code(model, port, cache="--no-radix-cache" not in flags)]
+    ours = ["-c", "import ramet; ramet.main()", "serve"] if step_ms is None else ["-m", "bench.program_device"]
+    command = [sys.executable, *ours, "--model", model, "--port", str(port), *flags]
     process = subprocess.Popen(command, stderr=subprocess.DEVNULL, env={**os.environ, STEP_MS: str(step_ms)})
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # the servers end with us
     url = f"http://127.0.0.1:{port}"
@@ -87,7 +86,7 @@ def measure(args: argparse.Namespace, shapes: list[str], size: Sizes, flags: lis
                     for place in range(len(ways)):
                         number = (turn + place) % len(ways)  # nobody is always first
                         flush(url)
-                        taken[number].append(told := ways[number]())
+                        taken[number].append(told := metered(url, ways[number]))
                         print(f"{told.shape}, {told.way}: {told.wall_s:.2f} s", file=sys.stderr, flush=True)
                 yield [median(measures) for measures in taken]
         finally:
@@ -96,7 +95,7 @@ def measure(args: argparse.Namespace, shapes: list[str], size: Sizes, flags: lis
     with server(args.model, *flags, "--no-radix-cache", step_ms=args.step_ms) as url:
         backend = rt.HttpBackend(url)
         for shape in shapes:
-            yield [by_dsl(backend, shape, size, "DSL, cache off")]
+            yield [metered(url, partial(by_dsl, backend, shape, size, "DSL, cache off"))]
 
 
 def _ways(
@@ -115,7 +114,19 @@ def _ways(
 def show(found: list[Measure]) -> None:
     """A row a way of each shape, and what the DSL gains over it."""
     table = Table(box=box.SIMPLE_HEAD)
-    heads = ("program", "way", "requests", "prompt", "prefilled", "generated", "of optimum", "again", "wall", "DSL is")
+    heads = (
+        "program",
+        "way",
+        "requests",
+        "prompt",
+        "prefilled",
+        "generated",
+        "of optimum",
+        "again",
+        "steps",
+        "computed",
+    )
+    heads += ("wall", "DSL is")
     for name in heads:
         table.add_column(name, justify="left" if name in ("program", "way") else "right")
     ours = {m.shape: m.wall_s for m in found if m.way == "DSL"}
@@ -123,10 +134,13 @@ def show(found: list[Measure]) -> None:
         fork = "*" if m.shape in FORKS else ""
         gain = f"{m.wall_s / ours[m.shape]:.2f} ×" if m.way != "DSL" and m.shape in ours else ""
         numbers = (m.requests, m.prompt, m.prefilled, m.generated)
-        rest = (f"{m.hit_rate:.1%}", str(m.retokenised), f"{m.wall_s:.2f} s", gain)
+        device = (str(m.steps), str(m.computed))
+        rest = (f"{m.hit_rate:.1%}", str(m.retokenised), *device, f"{m.wall_s:.2f} s", gain)
         table.add_row(m.shape + fork, m.way, *map(str, numbers), *rest)
-    Console(width=130).print(table)
-    Console(width=130).print("* fork and tree shapes. again: tokens tokenised again. DSL is: how many times faster.")
+    Console(width=150).print(table)
+    Console(width=150).print(
+        "* fork and tree shapes. again: tokens tokenised again. steps, computed: the device's, and their tokens."
+    )
 
 
 def main() -> None:

@@ -196,6 +196,20 @@ class FakeRunner:
             values[self.candidate(digest, rank)] = 4.0 - 0.5 * rank
         return values
 
+    def logprob(self, digest: int, token: int) -> float:
+        """The log-probability of a token after a sequence."""
+        return float(self._log_softmax(digest)[token])
+
+    def tops(self, digest: int, n: int) -> tuple[np.ndarray, np.ndarray]:
+        """The n best tokens after a sequence and their log-probabilities."""
+        scores = self._log_softmax(digest)
+        ids = np.argsort(-scores, kind="stable")[:n]
+        return ids, scores[ids]
+
+    def _log_softmax(self, digest: int) -> np.ndarray:
+        values = self.logits(digest)
+        return values - np.log(np.exp(values).sum())
+
     def candidate(self, digest: int, rank: int) -> int:
         return mix(digest + rank * 0x632BE59BD9B4E019) % self.spec.vocab_size
 

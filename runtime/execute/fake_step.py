@@ -141,14 +141,10 @@ class Forward:
                 token = 0
             self.tokens[j] = token
             if plan.want_logprob[j]:
-                self.logprobs[j] = self._log_softmax(digest)[token]
+                self.logprobs[j] = runner.logprob(digest, token)
             slot = int(plan.table_row[row])
             runner._table[slot] = token
             runner._table_tag[slot] = (plan.rids[row], plan.attempts[row], int(plan.kv_lens[row]))
-
-    def _log_softmax(self, digest: int) -> np.ndarray:
-        values = self.runner.logits(digest)
-        return values - np.log(np.exp(values).sum())
 
     def _tops(self, digests: list[int]) -> tuple[np.ndarray, np.ndarray]:
         """The plan's n_top best tokens after each sequence, and their logprobs."""
@@ -156,9 +152,7 @@ class Forward:
         ids = np.zeros((len(digests), n_top), np.int32)
         values = np.zeros((len(digests), n_top), np.float32)
         for i, digest in enumerate(digests if n_top else ()):
-            scores = self._log_softmax(digest)
-            ids[i] = np.argsort(-scores, kind="stable")[:n_top]
-            values[i] = scores[ids[i]]
+            ids[i], values[i] = self.runner.tops(digest, n_top)
         return ids, values
 
     def result(self, device_s: float, started: float, finished: float) -> StepResult:
@@ -172,7 +166,7 @@ class Forward:
             top_ids=top_ids,
             top_logprobs=top_logprobs,
             score_logprobs=np.array(
-                [self._log_softmax(d)[t] for d, t in zip(score, plan.score_target, strict=True)], np.float32
+                [self.runner.logprob(d, int(t)) for d, t in zip(score, plan.score_target, strict=True)], np.float32
             ),
             score_top_ids=score_ids,
             score_top_logprobs=score_logprobs,
