@@ -89,14 +89,15 @@ def prefill_budget(
     inflation: float,
     floor: int,
     warm_up: int = 8,
+    watched: bool = True,
 ) -> int:
     """Prefill tokens a step may carry so that streams wait at most `inflation` times a decode-only step.
 
-    Full chunks when nothing streams; never less than `floor`, so prompts always move; `floor` too until the
-    model has seen a few steps.
+    Full chunks when nothing streams, or nobody reads along (not `watched`); never less than `floor`, so prompts
+    always move; `floor` too until the model has seen a few steps.
     """
     room = max_step_tokens - n_decode
-    if n_decode == 0 or room <= 0:
+    if n_decode == 0 or not watched or room <= 0:
         return max(room, 0)
     floor = min(floor, room)
     if model.n_seen < warm_up:

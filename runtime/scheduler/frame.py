@@ -49,6 +49,7 @@ class Frame:
     high: I32  # most KV that earlier attempts and segments computed
     flat: I64  # where each row's tokens begin in the flat token table
     requests: tuple[Request, ...]
+    watched: bool  # somebody reads along with one of them
 
     @property
     def n(self) -> int:
@@ -150,6 +151,7 @@ def build_frame(rows: RowTable, shared: list[tuple[list[int], int]], alone: list
         top_p=rows.top_p[at],
         min_p=rows.min_p[at],
         seed=rows.seed[at],
+    requests = tuple(map(rows.request, at.tolist()))
         late=late,
         want_logprob=rows.want_logprob[at],
         n_top=int(n_top.max()) if n else 0,
@@ -163,5 +165,6 @@ def build_frame(rows: RowTable, shared: list[tuple[list[int], int]], alone: list
         any_careful=bool(careful.any()),
         high=rows.high[at],
         flat=at * rows.width,
-        requests=tuple(map(rows.request, at.tolist())),
+        requests=requests,
+        watched=any(request.submit.stream for request in requests),
     )

@@ -44,7 +44,7 @@ class Planner:
         copies = Copies(state.page_size)
         pieces: list[Piece] = []
         if state.prefill or (len(state.queue) and state.rows.n_free and not state.paused):
-            pieces = self._prefill.plan(self._budget(decode), copies)
+            pieces = self._prefill.plan(self._budget(frame, decode), copies)
         if not frame.n and not pieces:
             return None
         planned = self._assemble(frame, decode, pieces, copies)
@@ -52,7 +52,7 @@ class Planner:
         state.growth.calm_step()
         return planned
 
-    def _budget(self, decode: DecodeStep) -> int:
+    def _budget(self, frame: Frame, decode: DecodeStep) -> int:
         """Prefill tokens of this step. The KV that prefill rows read counts as prefill, not as decode."""
         state, config = self.state, self.state.config
         return prefill_budget(
@@ -63,6 +63,7 @@ class Planner:
             max_step_tokens=config.max_step_tokens,
             inflation=config.max_itl_inflation,
             floor=max(FLOOR_TOKENS, state.page_size),
+            watched=frame.watched,
         )
 
     # -- room ------------------------------------------------------------------------------------------------

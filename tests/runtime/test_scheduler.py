@@ -178,6 +178,17 @@ def test_the_context_bounds_the_answer(overlap: bool, n_prompt: int, max_tokens:
 
 
 @BOTH
+@pytest.mark.parametrize("reading", [True, False])
+def test_a_prompt_is_held_back_only_for_somebody_who_reads_along(overlap: bool, reading: bool) -> None:
+    world = World(overlap=overlap, n_pages=256, max_step_tokens=256, chunk_tokens=256)
+    world.ask("first", [5, 6], max_tokens=40, stream=reading)
+    world.turn(4)
+    world.ask("long", [2 + i % 40 for i in range(200)], max_tokens=2)
+    world.run()
+    assert (max(plan.n_tokens for plan in world.runner.plans) > 200) is not reading
+
+
+@BOTH
 def test_logprobs_come_with_each_token(overlap: bool) -> None:
     said = alone([5, 6], overlap=overlap, max_tokens=3, logprobs=True, top_logprobs=2)
     assert [lp.token for lp in said.logprobs] == said.tokens
@@ -208,17 +219,6 @@ def test_prompt_logprobs_without_an_answer() -> None:
     assert said.tokens == []
 
 
-# -- segments ----------------------------------------------------------------------------------------------------
-
-
-@BOTH
-def test_segments_go_on_in_the_same_request(overlap: bool) -> None:
-    world = World(overlap=overlap)
-    world.ask("chain", [5, 6, 7], max_tokens=3, segments=[([8, 9], {"max_tokens": 2}), ([4], {"max_tokens": 2})])
-    said = world.run().said["chain"]
-    assert [len(s) for s in said.segments] == [3, 2, 2]
-    assert [f.reason for f in said.finishes] == ["length"] * 3
-    # the same as asking one by one, everything before cached
 @BOTH
 @pytest.mark.parametrize("chunk", [6, 64])
 def test_any_token_can_be_scored_after_any_part_of_a_prompt(overlap: bool, chunk: int) -> None:
@@ -241,6 +241,17 @@ def test_any_token_can_be_scored_after_any_part_of_a_prompt(overlap: bool, chunk
     assert usage.cached_tokens == 6
 
 
+# -- segments ----------------------------------------------------------------------------------------------------
+
+
+@BOTH
+def test_segments_go_on_in_the_same_request(overlap: bool) -> None:
+    world = World(overlap=overlap)
+    world.ask("chain", [5, 6, 7], max_tokens=3, segments=[([8, 9], {"max_tokens": 2}), ([4], {"max_tokens": 2})])
+    said = world.run().said["chain"]
+    assert [len(s) for s in said.segments] == [3, 2, 2]
+    assert [f.reason for f in said.finishes] == ["length"] * 3
+    # the same as asking one by one, everything before cached
     context = [5, 6, 7, *said.segments[0], 8, 9]
     assert said.segments[1] == alone(context, max_tokens=2).tokens
     context += [*said.segments[1], 4]
@@ -385,6 +396,7 @@ def test_requests_that_end_in_time_are_not_kept_until_their_deadline() -> None:
         ({"stop": ("",)}, "stop"),
         ({"timeout_s": float("inf")}, "timeout_s"),
         ({"prompt_logprobs_from": 3}, "prompt_logprobs_from"),
+        ({"scores": ((4, 1),)}, "scores"),
     ],
 )
 def test_bad_values_are_refused_by_name_and_the_loop_goes_on(options: dict[str, object], param: str) -> None:
@@ -396,7 +408,6 @@ def test_bad_values_are_refused_by_name_and_the_loop_goes_on(options: dict[str, 
     assert finish is not None
     assert (finish.reason, finish.status, finish.param) == ("error", 400, param)
     assert len(world.tokens("good")) == 1
-        ({"scores": ((4, 1),)}, "scores"),
 
 
 @pytest.mark.parametrize("prompt", [[], [64], [-1], list(range(2, 34))])

@@ -117,6 +117,11 @@ def test_full_chunks_run_when_nothing_streams() -> None:
     assert budget(taught(MIXED), n_decode=0) == 1024
 
 
+def test_full_chunks_run_when_nobody_reads_along() -> None:
+    assert budget(taught(MIXED), watched=False) == 1024 - 8
+    assert budget(taught(MIXED), watched=False, max_step_tokens=8) == 0
+
+
 def test_prompts_always_move() -> None:
     slow = taught([(8, 8000, 0.001), (72, 8000, 1.0)])
     assert budget(slow) == 64
