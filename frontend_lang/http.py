@@ -9,7 +9,7 @@ import asyncio
 import functools
 import json
 from collections import OrderedDict
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +17,7 @@ import httpx
 import msgspec
 
 from frontend_lang.backend import Abilities, Piece, PieceStream
+from frontend_lang.plain import answer, scores
 from frontend_lang.record import common_prefix
 from runtime.errors import InvalidRequest, RametError, RequestFailed, Unavailable
 from runtime.generate import error_of
@@ -40,11 +41,17 @@ class _Known:
 
 
 class HttpBackend:
-    """A Ramet server at `url`. `api_key` is sent as a bearer token. Raises Unavailable if nobody answers."""
+    """A Ramet server at `url`. `api_key` is sent as a bearer token. Raises Unavailable if nobody answers.
 
-    def __init__(self, url: str, *, api_key: str | None = None, timeout_s: float | None = None) -> None:
+    `plain`: without the server's help for programs, each request by itself through `/generate`.
+    """
+
+    def __init__(
+        self, url: str, *, api_key: str | None = None, timeout_s: float | None = None, plain: bool = False
+    ) -> None:
         self.name = "http"
-        self.able = Abilities()
+        self.able = Abilities(segments=not plain)
+        self._plain = plain
         self._url = url.rstrip("/")
         self._headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
         self._timeout = httpx.Timeout(timeout_s, connect=CONNECT_S)
@@ -79,7 +86,9 @@ class HttpBackend:
 
     # ---- the Backend protocol -----------------------------------------------------------------------------
 
-    def submit(self, requests: Sequence[Submit]) -> list[PieceStream]:
+    def submit(self, requests: Sequence[Submit]) -> Sequence[AsyncIterator[Piece]]:
+        if self._plain:
+            return [self._alone(request) for request in requests]
         inboxes: list[asyncio.Queue[Piece | RametError | None]] = [asyncio.Queue() for _ in requests]
         task = asyncio.get_running_loop().create_task(self._exchange(list(requests), inboxes))
         message = _Message(self, task, [request.rid for request in requests])
@@ -87,6 +96,18 @@ class HttpBackend:
             PieceStream(message.read(index, inbox), functools.partial(message.leave, index))
             for index, inbox in enumerate(inboxes)
         ]
+
+    async def _alone(self, request: Submit) -> AsyncGenerator[Piece, None]:
+        """One request as any client would send it."""
+        self.ids_sent += len(request.tokens) // 4
+        pieces = (scores if request.scores else answer)(self.client(), request)
+        try:
+            async for piece in pieces:
+                yield piece
+        except httpx.HTTPError as error:
+            raise Unavailable(f"The server at {self._url} is gone: {error or type(error).__name__}") from error
+        finally:
+            await pieces.aclose()
 
     async def encode(self, text: str) -> Sequence[int]:
         return self.tokenizer.encode(text, add_special=False)
@@ -168,6 +189,7 @@ class HttpBackend:
             hints=request.hints,
             client=request.client,
             prompt_logprobs_from=request.prompt_logprobs_from,
+            scores=request.scores,
             segments=request.segments,
             timeout_s=request.timeout_s,
             stream=request.stream,
@@ -189,7 +211,6 @@ class HttpBackend:
             known.popitem(last=False)
         while len(self._known) > MAX_KNOWN:
             self._known.pop(next(iter(self._known)))
-            scores=request.scores,
 
 
 class _Message:

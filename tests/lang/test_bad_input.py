@@ -126,12 +126,18 @@ def url(engine: Engine) -> Iterator[str]:
         yield url
 
 
-@pytest.fixture(params=["local", "http", "openai"])
+BACKENDS = {
+    "local": lambda engine, url: engine,
+    "http": lambda engine, url: rt.HttpBackend(url),
+    "plain": lambda engine, url: rt.HttpBackend(url, plain=True),
+    "openai": lambda engine, url: OpenAIBackend(url),
+}
+
+
+@pytest.fixture(params=list(BACKENDS))
 def target(request: pytest.FixtureRequest, engine: Engine, url: str) -> Any:
-    """One of the three backends; all of them end in the same engine."""
-    return {"local": lambda: engine, "http": lambda: rt.HttpBackend(url), "openai": lambda: OpenAIBackend(url)}[
-        request.param
-    ]()
+    """One of the backends; all of them end in the same engine."""
+    return BACKENDS[request.param](engine, url)
 
 
 @pytest.mark.parametrize(("body", "kind", "branch"), CASES, ids=lambda value: getattr(value, "__name__", None))
@@ -151,7 +157,7 @@ def test_bad_input(target: Any, engine: Engine, body: Any, kind: type[ProgramErr
     idle(engine)
 
 
-@pytest.mark.parametrize("kind", ["local", "http", "openai"])
+@pytest.mark.parametrize("kind", BACKENDS)
 def test_a_server_that_is_dead(kind: str) -> None:
     @rt.function
     def program(s: rt.State) -> Any:
@@ -161,7 +167,7 @@ def test_a_server_that_is_dead(kind: str) -> None:
 
     engine = toy_engine()
     with toy_server(engine) as url:
-        target: Any = {"local": engine, "http": rt.HttpBackend(url), "openai": OpenAIBackend(url)}[kind]
+        target: Any = BACKENDS[kind](engine, url)
         assert program.run(target).value
         engine.close()
         with pytest.raises(BackendLost, match=r"program 'program', branch 'main', test_bad_input\.py:\d+"):

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import ramet as rt
-from frontend_lang.errors import BackendLost, BranchCancelled, InvalidSchema
+from frontend_lang.errors import BackendLost, BranchCancelled, GenerationFailed, InvalidSchema
 from frontend_lang.http import HttpBackend
 from runtime.engine import Engine
 from runtime.errors import InvalidRequest, Unavailable
@@ -50,6 +50,47 @@ def test_the_same_as_in_process(engine: Engine, url: str) -> None:
     assert there.text == here.text
     assert there.value == here.value
     assert there.totals.requests == here.totals.requests
+
+
+def test_the_same_by_a_server_that_knows_nothing_of_programs(engine: Engine, url: str) -> None:
+    """By `/generate`: a request a generation and all ids each time, but the same ids, and as much of them shared."""
+    plain = HttpBackend(url, plain=True)
+    there, here = everything.run(plain), everything.run(engine)
+    assert there.text == here.text
+    assert there.value == here.value
+    assert there.totals.retokenised == 0
+    chained = turns.run(plain, 4)
+    assert chained.text == turns.run(engine, 4).text
+    assert chained.totals.requests == 4
+    assert chained.totals.hit_rate >= 0.99
+    assert plain.ids_sent > chained.totals.prompt
+
+
+def test_a_plain_server_streams_and_refuses_as_the_other_does(engine: Engine, url: str) -> None:
+    @rt.function
+    def reading(s: rt.State) -> Any:
+        s += RULES
+        s += rt.gen("a", max_tokens=40)
+        return list(s.stream("a"))
+
+    @rt.function
+    def wrong(s: rt.State) -> None:
+        s += "x" * 20000
+        s += rt.gen("a", max_tokens=4)
+
+    @rt.function
+    def picking(s: rt.State) -> Any:
+        s += "Which? "
+        s += rt.gen("a", choices=["red", 'so "blue"'])
+        return s["a"]
+
+    plain = HttpBackend(url, plain=True)
+    pieces = reading.run(plain).value
+    assert "".join(pieces) == "".join(reading.run(engine).value)
+    assert len(pieces) > 1
+    assert picking.run(plain).value in ("red", 'so "blue"')
+    with pytest.raises(GenerationFailed, match=r"context.*program 'wrong', branch 'main', test_http.py"):
+        wrong.run(plain)
 
 
 def test_only_new_ids_travel(url: str) -> None:
