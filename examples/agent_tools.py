@@ -8,12 +8,10 @@ continues token ids that are already in the KV cache, and the same program with 
 
 from __future__ import annotations
 
-import argparse
 import datetime as dt
-from typing import Any, Literal
+from typing import Literal
 
-from report import outputs, show_requests, show_totals, show_transcript
-from rich.console import Console
+from report import run_with_and_without_cache
 
 import ramet as rt
 
@@ -92,28 +90,5 @@ def answer(s: rt.State, question: str) -> str:
     return str(texts[int(s["best"]) - 1]).strip()
 
 
-def run(model: str, *, cache: bool) -> rt.Result[Any]:
-    with rt.Engine(model=model, prefix_cache=cache) as engine:
-        return agent.run(engine, questions=QUESTIONS)
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description="A small agent with tools.")
-    parser.add_argument("--model", default="smollm2-135m")
-    args = parser.parse_args()
-    console = Console(width=max(100, Console().width))
-    with console.status("running the agent ..."):
-        on = run(args.model, cache=True)
-    show_transcript(console, tuple(on.record.branches["main"][1]))
-    for question, text in zip(QUESTIONS, on.value, strict=True):
-        console.print(f"[bold]{question}[/]\n  {text}")
-    show_requests(console, on.record.events)
-    with console.status("running the same program with the cache off (this is the slow one) ..."):
-        off = run(args.model, cache=False)
-    show_totals(console, {"cache on": on.totals, "cache off": off.totals})
-    same = outputs(on.record.events) == outputs(off.record.events)
-    console.print("Every token is the same with and without the cache." if same else "[red]The two runs differ.[/]")
-
-
 if __name__ == "__main__":
-    main()
+    run_with_and_without_cache(__doc__, agent, QUESTIONS)

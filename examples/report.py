@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import argparse
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rich import box
@@ -10,6 +11,7 @@ from rich.console import Console
 from rich.panel import Panel
 from rich.table import Table
 
+import ramet as rt
 from frontend_lang.context import Span
 from frontend_lang.record import Event, Totals
 
@@ -62,3 +64,22 @@ def outputs(events: list[Event]) -> dict[Any, list[int]]:
     for event in events:
         made.setdefault((event.branch, event.kind, event.names), []).extend(event.output.tolist())
     return made
+
+
+def run_with_and_without_cache(what: str, agent: rt.Program[Any, Any], questions: Sequence[str]) -> None:
+    """An agent's command line: its transcript, what each request cost, and the same program with the cache off."""
+    parser = argparse.ArgumentParser(description=what.splitlines()[0])
+    parser.add_argument("--model", default="smollm2-135m")
+    model = parser.parse_args().model
+    console = Console(width=max(100, Console().width))
+    with console.status("running the agent ..."), rt.Engine(model=model) as engine:
+        on = agent.run(engine, questions)
+    show_transcript(console, tuple(on.record.branches["main"][1]))
+    for question, text in zip(questions, on.value, strict=True):
+        console.print(f"[bold]{question}[/]\n  {text}")
+    show_requests(console, on.record.events)
+    with console.status("running it with the cache off ..."), rt.Engine(model=model, prefix_cache=False) as engine:
+        off = agent.run(engine, questions)
+    show_totals(console, {"cache on": on.totals, "cache off": off.totals})
+    same = outputs(on.record.events) == outputs(off.record.events)
+    console.print("Every token is the same with and without the cache." if same else "[red]The two runs differ.[/]")

@@ -96,4 +96,4 @@ def test_judge(engine: Engine, example: Any) -> None:
 
 @pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.py")), ids=lambda path: path.stem)
 def test_an_example_is_a_page_long(path: Path) -> None:
-    assert len(path.read_text().splitlines()) <= 140
+    assert len(path.read_text().splitlines()) <= 100
