@@ -61,6 +61,8 @@ def as_ramet_error(error: Exception) -> RametError:
         return error
     if isinstance(error, HTTPException):
         return _from_http(error)
+    if isinstance(error, RecursionError):
+        return InvalidRequest("The body is nested too deeply.")
     log.error("unexpected error", exc_info=error)
     return RametError("The server failed to answer this request.")
 

@@ -132,9 +132,8 @@ def read_batch(serving: Serving, body: GenerateRequest, caller: Caller) -> Batch
 
 
 def _is_set(value: Any) -> bool:
-    if isinstance(value, list):
-        return any(_is_set(item) for item in value)
-    return value is not None and value is not False
+    """Whether an option says anything, for the request or for one of its prompts."""
+    return any(one is not None and one is not False for one in (value if isinstance(value, list) else (value,)))
 
 
 def _prompts(serving: Serving, body: GenerateRequest) -> tuple[list[Prompt], bool]:

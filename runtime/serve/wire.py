@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import re
 from collections.abc import AsyncIterator, Callable
 from typing import Any, Protocol, TypeVar
@@ -61,7 +62,10 @@ async def read(request: Request, kind: type[T]) -> T:
 
 def dumps(value: Any) -> bytes:
     """JSON bytes; NaN and infinities become null."""
-    return orjson.dumps(value, option=_DUMP)
+    try:
+        return orjson.dumps(value, option=_DUMP)
+    except TypeError:  # an integer beyond 64 bits, or half a surrogate pair: a client's own, told back to it
+        return json.dumps(value, separators=(",", ":")).encode()
 
 
 def json_response(value: Any, status: int = 200) -> Response:
@@ -70,12 +74,12 @@ def json_response(value: Any, status: int = 200) -> Response:
 
 def event(value: Any) -> bytes:
     """One server-sent event: `data: `, one line of JSON, a blank line. No comments, no other fields."""
-    return b"data: " + orjson.dumps(value, option=_DUMP) + b"\n\n"
+    return b"data: " + dumps(value) + b"\n\n"
 
 
 def named_event(value: dict[str, Any]) -> bytes:
     """An event with an `event:` line equal to its `type`, as the Responses and Messages APIs have it."""
-    return b"event: " + value["type"].encode() + b"\ndata: " + orjson.dumps(value, option=_DUMP) + b"\n\n"
+    return b"event: " + value["type"].encode() + b"\ndata: " + dumps(value) + b"\n\n"
 
 
 async def disconnected(receive: Receive) -> None:
