@@ -60,7 +60,8 @@ class DecodeSet:
     """The slots that decode one token a step, and their frame, rebuilt only when the set changes.
 
     Looking for shared pages costs more than the rest of a frame, so rows that join stand alone until the next
-    look: every REGROUP_STEPS steps, or when many have joined.
+    look: every REGROUP_STEPS steps, or when many have joined. Rows that only step out, to compute several tokens at
+    once, come back to their group.
     """
 
     def __init__(self, rows: RowTable) -> None:
@@ -68,6 +69,7 @@ class DecodeSet:
         self._alone: dict[int, None] = {}
         self._groups: list[tuple[dict[int, None], int]] = []  # (slots, shared pages)
         self._group_of: dict[int, int] = {}
+        self._out: dict[int, int | None] = {}  # slots that stepped out, and their group
         self._frame: Frame | None = None
         self._n_joined = 0
         self._n_steps = 0  # since the last look
@@ -79,11 +81,24 @@ class DecodeSet:
         return slot in self._alone or slot in self._group_of
 
     def add(self, slot: int) -> None:
-        self._alone[slot] = None
-        self._n_joined += 1
+        group = self._out.pop(slot, -1)
         self._frame = None
+        if group is not None and group >= 0:
+            self._group_of[slot] = group
+            self._groups[group][0][slot] = None
+            return
+        self._alone[slot] = None
+        self._n_joined += group is not None
+
+    def step_out(self, slot: int) -> None:
+        """Leave for a few steps: the slot keeps its request and the pages it shares."""
+        group = self._group_of.get(slot)
+        self.discard(slot)
+        self._out[slot] = group
 
     def discard(self, slot: int) -> None:
+        """Leave for good."""
+        self._out.pop(slot, None)
         group = self._group_of.pop(slot, None)
         if group is not None:
             del self._groups[group][0][slot]
@@ -117,6 +132,7 @@ class DecodeSet:
         ]
         self._group_of = {slot: g for g, (members, _) in enumerate(self._groups) for slot in members}
         self._alone = dict.fromkeys(ordered[ends[-1] :])
+        self._out.clear()
         self._n_joined = self._n_steps = 0
         self._frame = None
 
@@ -135,6 +151,7 @@ def build_frame(rows: RowTable, shared: list[tuple[list[int], int]], alone: list
     at = np.array([slot for members, _ in shared for slot in members] + alone, np.int64)
     n = len(at)
     late, n_top, careful = rows.late[at], rows.n_top[at], rows.careful[at]
+    requests = tuple(map(rows.request, at.tolist()))
     ramp = np.arange(n + 1, dtype=np.int32)
     return Frame(
         slots=at,
@@ -151,7 +168,6 @@ def build_frame(rows: RowTable, shared: list[tuple[list[int], int]], alone: list
         top_p=rows.top_p[at],
         min_p=rows.min_p[at],
         seed=rows.seed[at],
-    requests = tuple(map(rows.request, at.tolist()))
         late=late,
         want_logprob=rows.want_logprob[at],
         n_top=int(n_top.max()) if n else 0,

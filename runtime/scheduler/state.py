@@ -160,13 +160,15 @@ class State:
         """Move a request between the sets that planning walks."""
         if request.phase is Phase.PREFILL:
             self.prefill.remove(request)
-        elif request.phase is Phase.DECODE:
-            self.decode.discard(request.slot)
+        elif request.phase is Phase.DECODE and phase is Phase.PREFILL:
+            self.decode.step_out(request.slot)
         request.phase = phase
         if phase is Phase.PREFILL:
             self.prefill.append(request)
         elif phase is Phase.DECODE:
             self.decode.add(request.slot)
+        else:
+            self.decode.discard(request.slot)
 
     # -- reports ---------------------------------------------------------------------------------------------
 
