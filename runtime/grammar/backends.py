@@ -89,6 +89,9 @@ class _XgrammarTemplate:
 
 class _XgrammarMatcher:
     __slots__ = ("_inner", "_real")
+    remembered = None
+    near_end = False
+    place = None
 
     def __init__(self, inner: Any, real: MaskRow | None) -> None:
         self._inner = inner
@@ -177,6 +180,9 @@ class _LlguidanceTemplate:
 
 class _LlguidanceMatcher:
     __slots__ = ("_inner", "_mask_bytes", "_pieces")
+    remembered = None
+    near_end = False
+    place = None
 
     def __init__(self, inner: Any, pieces: Pieces, mask_bytes: int) -> None:
         self._inner = inner

@@ -10,6 +10,7 @@ from typing import Protocol
 import numpy as np
 
 from runtime.errors import RequestFailed
+from runtime.grammar.places import UNKNOWN, Place
 from runtime.grammar.protocol import MaskRow
 
 
@@ -18,6 +19,21 @@ class Matcher(Protocol):
 
     @property
     def complete(self) -> bool: ...
+
+    @property
+    def remembered(self) -> MaskRow | None:
+        """The mask here, where one was filled before that allows something but not all. Shared: not to be written."""
+        ...
+
+    @property
+    def near_end(self) -> bool:
+        """See `Cursor.near_end`."""
+        ...
+
+    @property
+    def place(self) -> Place | None:
+        """Where what is found out about this place may be noted for all requests that come here."""
+        ...
 
     def mask(self, row: MaskRow) -> bool:
         """Fill the row; stop ids included where the text is complete. False: everything is allowed."""
@@ -102,25 +118,60 @@ class GrammarCursor:
             return True
         if not self._matcher.complete:
             return False
-        if not self._known:
-            row = np.empty_like(self._stop_row)
-            self._row = row if self._masked(row) else None
-            self._known = True
-        return self._row is not None and not (self._row & ~self._stop_row).any()
+        row = self.allowed()
+        return row is not None and not (row & ~self._stop_row).any()
+
+    @property
+    def near_end(self) -> bool:
+        return not self._ended and self._matcher.near_end
+
+    def last_token(self) -> int | None:
+        if self._ended:
+            return None
+        place = self._matcher.place
+        if place is None:
+            return self._look_for_the_last()
+        if place.last == UNKNOWN:
+            place.last = self._look_for_the_last()
+        return place.last
+
+    def _look_for_the_last(self) -> int | None:
+        if self._matcher.complete:
+            return None  # a stop id may be what comes
+        row = self.allowed()
+        if row is None or np.count_nonzero(row) != 1:
+            return None
+        at = int(np.flatnonzero(row)[0])
+        word = int(row[at]) & 0xFFFFFFFF
+        token = at * 32 + word.bit_length() - 1
+        if word & (word - 1) or not self.accept(token):
+            return None
+        done = self.done
+        self.rollback(1)
+        return token if done else None
+
+    def allowed(self) -> MaskRow | None:
+        if self._ended:
+            return self._stop_row
+        if self._known:
+            return self._row
+        row = self._matcher.remembered
+        if row is None:
+            fresh = np.empty_like(self._stop_row)
+            row = fresh if self._masked(fresh) else None
+        else:
+            self._counters.masks += 1
+        self._row, self._known = row, True
+        return row
 
     def fill(self, row: MaskRow) -> bool:
         if row.shape != self._stop_row.shape or row.dtype != np.int32:
             raise ValueError(f"a mask row is int32 with {len(self._stop_row)} words")
-        if self._ended:
-            row[:] = self._stop_row
-            return True
-        if self._known:
-            if self._row is not None:
-                row[:] = self._row
-            return self._row is not None
-        limited = self._masked(row)
-        self._row, self._known = row.copy() if limited else None, True
-        return limited
+        here = self.allowed()
+        if here is None:
+            return False
+        row[:] = here
+        return True
 
     def accept(self, token: int) -> bool:
         if self._ended:

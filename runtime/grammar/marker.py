@@ -108,17 +108,30 @@ class MarkedCursor:
     def done(self) -> bool:
         return not self._free and not self._in_gap and self._answer.done
 
+    @property
+    def near_end(self) -> bool:
+        return not self._free and self._answer.near_end
+
     def fill(self, row: MaskRow) -> bool:
+        here = self.allowed()
+        if here is None:
+            return False
+        row[:] = here
+        return True
+
+    def allowed(self) -> MaskRow | None:
         if self._free:
-            row[:] = self._marker.row(self._places[-1].tail)
-            return True
-        limited = self._answer.fill(row)
-        if limited and self._in_gap:
-            room = self._places[-1].gap or 0
-            for token in self._marker.gap_ids:
-                if len(self._marker.piece(token)) <= room:
-                    row[token // 32] |= np.uint32(1 << token % 32).astype(np.int32)
-        return limited
+            return self._marker.row(self._places[-1].tail)
+        here = self._answer.allowed()
+        return self._with_gap(here, self._places[-1].gap or 0) if here is not None and self._in_gap else here
+
+    def _with_gap(self, row: MaskRow, room: int) -> MaskRow:
+        """The answer may begin, or more line breaks may come."""
+        row = row.copy()
+        for token in self._marker.gap_ids:
+            if len(self._marker.piece(token)) <= room:
+                row[token // 32] |= np.uint32(1 << token % 32).astype(np.int32)
+        return row
 
     def accept(self, token: int) -> bool:
         if self._free:
@@ -158,6 +171,9 @@ class MarkedCursor:
 
     def fork(self) -> MarkedCursor:
         return MarkedCursor(self._answer.fork(), self._marker, tuple(self._places), self._answered)
+
+    def last_token(self) -> int | None:
+        return None if self._free or self._in_gap else self._answer.last_token()
 
     def forced_tokens(self, limit: int) -> list[int]:
         return [] if self._free or self._in_gap else self._answer.forced_tokens(limit)

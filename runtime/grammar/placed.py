@@ -32,12 +32,26 @@ class PlacedMatcher:
             place.complete = self._engine().complete
         return place.complete
 
+    @property
+    def remembered(self) -> MaskRow | None:
+        return self._places[-1].row
+
+    @property
+    def near_end(self) -> bool:
+        place = self._places[-1]
+        return self._atlas.near_end(place) if place.near_end is None else place.near_end
+
+    @property
+    def place(self) -> Place | None:
+        place = self._places[-1]
+        return place if place.ways is not None else None
+
     def mask(self, row: MaskRow) -> bool:
         place = self._places[-1]
         if place.limited is None:
             engine = self._engine()
             limited = engine.mask(row)
-            if place.ways is not None and engine.failure() is None:
+            if place.ways is not None and engine.failure() is None and (row.any() or not limited):
                 place.row, place.limited = self._atlas.keep(row) if limited else None, limited
             return limited
         if place.row is not None:

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from runtime.grammar.derivatives import Residue, borders, derive, nullable, residue_of
+from runtime.grammar.distance import Distances
 from runtime.grammar.protocol import MaskRow
 from runtime.grammar.regular import Repeat
 from runtime.grammar.rules import ROOT, Choice, Expr, Grammar, Join, Leaf, Many, Native, Rule, Text, leaves
@@ -22,14 +23,19 @@ MAX_LINKS = 1 << 16  # tokens that lead from one place to another
 MAX_ROW_BYTES = 2 << 20
 MAX_COUNT = 256  # longer counters have a place for each of their values, which hardly ever come up again
 MAX_LEAF = 2000
+UNKNOWN = -1
+NEAR = 3  # characters that one token may add to end a text: quotes and brackets
 
 Stack = tuple[Any, Any] | None  # (what comes first, what follows it); None: the end of the text
 
 
 class Place:
-    """`row`, `limited`, `complete`, `forced`: what an engine said here; None until it was asked."""
+    """`row`, `limited`, `complete`, `forced`: what an engine said here; None until it was asked. `last`: see
+    `Cursor.last_token`; UNKNOWN until somebody looked."""
 
-    __slots__ = ("_borders", "_next", "by_token", "complete", "forced", "limited", "pending", "row", "ways")
+    __slots__ = (
+        "_borders", "_next", "by_token", "complete", "forced", "last", "limited", "near_end", "pending", "row", "ways",
+    )  # fmt: skip
 
     def __init__(self, ways: frozenset[Stack] | None, pending: bytes = b"") -> None:
         self.ways = ways  # None: not known, so this place is like no other
@@ -38,6 +44,8 @@ class Place:
         self.row: MaskRow | None = None
         self.limited: bool | None = None
         self.complete: bool | None = None
+        self.near_end: bool | None = None
+        self.last: int | None = UNKNOWN
         self.forced: tuple[int, Sequence[int]] | None = None  # (limit asked for, tokens)
         self._borders: list[int] | None = None
         self._next: dict[int, Place | None] = {}
@@ -49,6 +57,7 @@ class Atlas:
     def __init__(self, grammar: Grammar, token_bytes: Sequence[bytes]) -> None:
         self._rules = grammar.rules
         self._pieces = token_bytes
+        self._distances = Distances(grammar.rules)
         self.n_tokens = len(token_bytes)
         self._first = frozenset(self._open([(Rule(ROOT), None)]))
         self._clear()
@@ -85,6 +94,13 @@ class Atlas:
                 place.by_token[token] = known
                 self._n_links += 1
         return known
+
+    def near_end(self, place: Place) -> bool:
+        """Whether one more token may complete the text. False where nothing is known."""
+        if place.near_end is None:
+            known = place.ways is not None and not place.pending
+            place.near_end = known and self._distances.to_the_end(place.ways or ()) <= NEAR
+        return place.near_end
 
     def _walk(self, place: Place, piece: bytes) -> Place:
         if place.ways is None:

@@ -65,11 +65,20 @@ class Cursor(Protocol):
         """Complete, and nothing but a stop id may follow (also after a stop id was accepted)."""
         ...
 
+    @property
+    def near_end(self) -> bool:
+        """One more token may complete the text, as far as can be told cheaply: a hint, False where it is not known."""
+        ...
+
     def fill(self, row: MaskRow) -> bool:
         """Write the allowed tokens into `row` (bit set = allowed, little bit order, mask_words(vocab) words).
 
         Returns False, leaving `row` untouched, where every token is allowed. Raises RequestFailed.
         """
+        ...
+
+    def allowed(self) -> MaskRow | None:
+        """The same row without a copy: shared, so not to be written. None where every token is allowed."""
         ...
 
     def accept(self, token: int) -> bool:
@@ -85,6 +94,10 @@ class Cursor(Protocol):
 
     def fork(self) -> Cursor:
         """An independent cursor at the same place."""
+        ...
+
+    def last_token(self) -> int | None:
+        """The token that completes the text, where nothing else may come. Raises RequestFailed."""
         ...
 
     def forced_tokens(self, limit: int) -> list[int]:

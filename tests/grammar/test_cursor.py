@@ -118,6 +118,9 @@ class SlowMatcher:
     """A matcher whose masks take `cost` on the test's clock and allow `ids`."""
 
     complete = False
+    remembered = None
+    near_end = False
+    place = None
 
     def __init__(self, clock: list[float], cost: float, ids: tuple[int, ...] = (1,)) -> None:
         self.clock, self.cost, self.ids = clock, cost, ids

@@ -87,6 +87,26 @@ def test_cut_characters_wait(data: bytes, whole: str | None, rest: bytes) -> Non
     assert _characters(data) == (whole, rest)
 
 
+@pytest.mark.parametrize(
+    ("shape", "text", "near"),
+    [
+        ("bounded strings", '{"a": "", "b": "q"}', ['{"a": "", "b": ' + last for last in ("", '"', '"q', '"q"')]),
+        ("list", "[1, 23]", ["[1,", "[1, ", "[1, 2", "[1, 23"]),
+        ("union", "[true]", ["", "[", "[tr", "[tru", "[true"]),
+        ("tree", '{"v": "x"}', ["", "{", '{"v": "', '{"v": "x', '{"v": "x"']),
+    ],
+)
+def test_a_place_knows_when_a_token_may_end_the_text(kit: Toolkit, shape: str, text: str, near: list[str]) -> None:
+    compiled: Any = kit.compile(schema_spec(SHAPES[shape]))
+    cursor, found = compiled.cursor(), []
+    for at, char in enumerate(text):
+        if cursor.near_end:
+            found.append(text[:at])
+        assert cursor.accept(kit.pieces.split(char.encode())[0])
+    assert found == near
+    assert compiled.template.matcher().near_end is False  # an engine alone cannot tell
+
+
 @BACKENDS
 def test_other_values_of_the_same_length_lead_to_known_places(kit: Toolkit, backend: BackendName) -> None:
     """The second answer needs no engine at all, and a longer one only where it leaves the first one's path."""
