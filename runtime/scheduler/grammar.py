@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 
 from runtime.errors import RequestFailed
-from runtime.grammar.protocol import mask_words
 from runtime.messages import GrammarSpec
 from runtime.request import GrammarState, Request
 from runtime.scheduler.batch import Planned
@@ -13,8 +12,10 @@ from runtime.scheduler.release import fail
 from runtime.scheduler.state import State
 
 MAX_JUMP = 64
-MIN_JUMP_CPU, MIN_JUMP_GPU = 2, 4
+MIN_JUMP_IDLE, MIN_JUMP, MIN_JUMP_GPU = 1, 2, 4  # with no sample in flight; with one; out of a captured graph
 WORTH_A_WAIT = 0.06  # jumps a sample: each saves a step more where no step is in flight that cannot know of it
+CLOSING_TOKENS = 8  # a text that is near its end for longer is inside its last string
+CLOSING_SHARE = 1 / 16  # of a step's rows, near their end: the row computed for nothing costs more than a wait
 _MEMORY = 0.05  # weight of the newest step in the rate of jumps
 
 
@@ -45,11 +46,11 @@ def sampling_ready(request: Request) -> bool:
     return request.grammar is None or request.grammar.cursor is not None
 
 
-def fill_mask(state: State, request: Request) -> np.ndarray | None:
-    """The allowed tokens at the request's place, packed; None: all. Raises RequestFailed."""
+def fill_mask(request: Request) -> np.ndarray | None:
+    """The allowed tokens at the request's place, packed, not to be written; None: all. Raises RequestFailed."""
     assert request.grammar is not None
-    mask = np.zeros(mask_words(state.spec.vocab_size), np.int32)
-    return mask if request.grammar.cursor.fill(mask) else None
+    mask: np.ndarray | None = request.grammar.cursor.allowed()
+    return mask
 
 
 def accept(request: Request, token: int) -> None:
@@ -60,38 +61,34 @@ def accept(request: Request, token: int) -> None:
 
 
 def forced_run(state: State, request: Request, *, mixed: bool) -> list[int]:
-    """Tokens the grammar leaves no choice about, if appending them at once is worth a row of its own."""
+    """Tokens the grammar leaves no choice about, if appending them at once is worth a row of its own.
+
+    Where no step in flight samples the first of them, each of them saves a step. What ends the answer needs no step.
+    """
     if not state.config.jump_forward or request.grammar is None:
         return []
-    slot = request.slot
-    room = int(state.rows.limit[slot] - state.rows.known[slot])
+    rows, slot = state.rows, request.slot
+    known = int(rows.known[slot])
+    room = int(rows.limit[slot]) - known
     tokens: list[int] = request.grammar.cursor.forced_tokens(min(MAX_JUMP, room))[:room]
-    least = MIN_JUMP_GPU if state.spec.backend == "flashinfer" and not mixed else MIN_JUMP_CPU
-    return tokens if len(tokens) >= least else []
+    if state.spec.backend == "flashinfer" and not mixed:
+        least = MIN_JUMP_GPU
+    else:
+        least = MIN_JUMP if rows.kv[slot] >= known else MIN_JUMP_IDLE
+    if len(tokens) >= least:
+        return tokens
+    last = last_token(request) if not request.params.logprobs else None
+    return [] if last is None else [last]
 
 
-def ends_with_next(state: State, request: Request) -> bool:
-    """True where the grammar allows a single token, which completes it."""
+def last_token(request: Request) -> int | None:
+    """The token that completes the grammar, where nothing else may come."""
     assert request.grammar is not None
-    cursor = request.grammar.cursor
-    if cursor.can_stop:
-        return False  # a stop id may be what comes
-    row = np.empty(mask_words(state.spec.vocab_size), np.int32)
     try:
-        limited = cursor.fill(row)
+        token: int | None = request.grammar.cursor.last_token()
     except RequestFailed:
-        return False  # the sample in flight will meet it too, after what is said now
-    if not limited:
-        return False
-    words = np.flatnonzero(row)
-    if len(words) != 1:
-        return False
-    word = int(row[words[0]]) & 0xFFFFFFFF
-    if word & (word - 1) or not cursor.accept(int(words[0]) * 32 + word.bit_length() - 1):
-        return False
-    done = bool(cursor.done)
-    cursor.rollback(1)
-    return done
+        return None  # the next sample will meet it too, after what is said now
+    return token
 
 
 def owe_forced(state: State, request: Request, tokens: list[int]) -> None:
@@ -133,15 +130,17 @@ def force_start(state: State, request: Request) -> None:
 
 
 class JumpRule:
-    """When not to plan ahead: a step in flight samples one token of what its successor could have appended.
+    """When not to plan ahead: a step in flight samples one token of what its successor could have appended, and the
+    successor of a grammar's last token is computed for nothing.
 
-    Planning behind a step costs some percent of it on a CPU and far more on a GPU, where it is never done. It pays
-    while every row has a grammar and jumps come often enough.
+    Waiting for a step leaves a CPU idle for some percent of it, and a GPU for far more, where it is never done. It pays
+    while every row has a grammar and jumps come often enough, or enough rows are near their end.
     """
 
     def __init__(self, state: State) -> None:
         self._state = state
-        self._eager = state.config.jump_forward and state.spec.backend in ("native", "reference")
+        self._on_cpu = state.spec.backend in ("native", "reference")
+        self._eager = state.config.jump_forward and self._on_cpu
         self.rate = 2 * WORTH_A_WAIT
 
     def wait_for(self, planned: Planned) -> bool:
@@ -149,6 +148,14 @@ class JumpRule:
         if not self._eager or not planned.any_late or self.rate < WORTH_A_WAIT:
             return False
         return bool(self._state.rows.masked[planned.sample_slots].all())
+
+    def ends_soon(self, planned: Planned) -> bool:
+        """Whether the samples of a step in flight may well end rows that the next plan would go on with."""
+        if not self._on_cpu or not planned.any_late:
+            return False
+        closing = self._state.rows.closing[planned.sample_slots]
+        n_closing = int(np.count_nonzero((closing > 0) & (closing <= CLOSING_TOKENS)))
+        return n_closing > 0 and n_closing >= CLOSING_SHARE * len(closing)
 
     def note(self, planned: Planned, n_jumps: int) -> None:
         """A step was committed and brought that many jumps."""

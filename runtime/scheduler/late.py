@@ -15,12 +15,15 @@ from runtime.step import Adjust
 
 def late_adjusts(state: State, planned: Planned) -> list[Adjust]:
     """One adjustment for each late sample of the plan. Rows that have ended meanwhile get none of their own."""
-    rows, out = state.rows, []
-    for j in np.flatnonzero(planned.plan.late).tolist():
-        slot = int(planned.sample_slots[j])
-        if rows.gen[slot] != planned.sample_gens[j]:
+    rows, late = state.rows, np.flatnonzero(planned.plan.late)
+    slots = planned.sample_slots[late]
+    live = rows.gen[slots] == planned.sample_gens[late]
+    override = rows.override[slots]
+    out = []
+    for j, slot, alive, told in zip(late.tolist(), slots.tolist(), live.tolist(), override.tolist(), strict=True):
+        if not alive:
             out.append(Adjust(j))
-        elif rows.override[slot]:
+        elif told:
             out.append(Adjust(j, forced=int(rows.tokens[slot, planned.plan.counter[j]])))
         else:
             out.append(_adjust(state, rows.request(slot), j))
@@ -32,10 +35,12 @@ def _adjust(state: State, request: Request, sample: int) -> Adjust:
     mask = None
     if request.grammar is not None:
         try:
-            mask = fill_mask(state, request)
+            mask = fill_mask(request)
         except Exception as err:
             fail(state, request, err)
             return Adjust(sample)
+        if request.penalties is None and not state.rows.static[request.slot]:
+            return Adjust(sample, mask=mask)
     return build_adjust(
         sample,
         request.params,

@@ -159,8 +159,9 @@ class Scheduler:
         self._watch(worked)
         if self.config.audit:
             state.audit()
-        state.out.flush()
-        return worked
+        if planned is None or len(self._pipeline) or not state.rows.n_used:
+            state.out.flush()
+        return worked  # else the device waits for the next plan: what there is to say is sent once that is launched
 
     def _take_messages(self) -> bool:
         worked = False

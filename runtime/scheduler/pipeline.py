@@ -65,6 +65,8 @@ class Pipeline:
         for step in list(self._flight):
             if step.late_due:
                 self._sample_late(step)
+        if self._flight and self._jumps.ends_soon(self._flight[0].planned):
+            self._commit_first()
 
     def _launch(self, planned: Planned) -> None:
         state = self.state
@@ -93,6 +95,7 @@ class Pipeline:
         state.stats.late_s.add(state.clock() - start)
 
     def _commit_first(self) -> None:
+        self.state.out.flush()
         step = self._flight.popleft()
         try:
             result = self._wait(step)

@@ -193,9 +193,10 @@ class PrefillPlanner:
         )
         rows.kv[slot] = end
         self._account(request, start, end)
-        rows.published[slot] = state.cache.publish(
-            request.lease, rows.row_tokens(slot), rows.row_pages(slot), end, state.step
-        )
+        if end - rows.published[slot] >= state.page_size:
+            rows.published[slot] = state.cache.publish(
+                request.lease, rows.row_tokens(slot), rows.row_pages(slot), end, state.step
+            )
         if end <= request.gen_start:  # what is generated may be cut again by a stop
             state.cache.show_tail(request.lease, rows.row_tokens(slot), rows.row_pages(slot), end, state.step)
         if end == known:

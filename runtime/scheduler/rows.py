@@ -54,6 +54,7 @@ class RowTable:
         self.want_logprob = np.zeros(n, np.bool_)
         self.late = np.zeros(n, np.bool_)  # sampling waits for commit
         self.masked = np.zeros(n, np.bool_)  # has a grammar, so it may jump
+        self.closing = np.zeros(n, np.int32)  # for how many tokens its grammar has been near its end
         self.static = np.zeros(n, np.bool_)  # has adjustments known at plan time: bias, min_tokens
         # commit
         self.careful = np.zeros(n, np.bool_)  # needs Python at commit: stop strings, grammar, logprobs, segments
@@ -127,6 +128,7 @@ class RowTable:
         self.n_top[slot] = p.top_logprobs if p.logprobs else 0
         self.late[slot] = p.needs_last_token or request.grammar is not None
         self.masked[slot] = request.grammar is not None
+        self.closing[slot] = 0
         self.static[slot] = bool(p.logit_bias) or p.min_tokens > 0
         self.eos_stops[slot] = not p.ignore_eos
         self.careful[slot] = needs_care(request, p)

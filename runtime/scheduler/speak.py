@@ -8,7 +8,7 @@ from runtime.errors import RequestFailed
 from runtime.messages import Finish, Output, TokenLogprob, unpack_ids
 from runtime.request import Phase, Request
 from runtime.scheduler.batch import Planned
-from runtime.scheduler.grammar import accept, count_jump, ends_with_next, forced_run, owe_forced, start_grammar
+from runtime.scheduler.grammar import accept, count_jump, forced_run, last_token, owe_forced, start_grammar
 from runtime.scheduler.release import end, fail
 from runtime.scheduler.sampling import PenaltyState
 from runtime.scheduler.state import State
@@ -34,8 +34,8 @@ class Speaker:
 
     def hear(self, request: Request, token: int, logprob: TokenLogprob | None, planned: Planned) -> None:
         """`token` was sampled and is in the row's tokens already; tell the client and decide what comes next."""
-        prompt = self._due_prompt_logprobs(request)
-        said, scores, verdict = self._hear_owed(request, n_after=1)
+        prompt = self._due_prompt_logprobs(request) if request.prompt_logprobs else None
+        said, scores, verdict = self._hear_owed(request, n_after=1) if request.n_owed else ([], (), None)
         try:
             if verdict is None:
                 said.append(token)
@@ -99,7 +99,9 @@ class Speaker:
         if request.grammar is None or not slot:
             return
         in_flight = rows.kv[slot] >= rows.known[slot]
-        if request.phase is Phase.DECODE and in_flight and ends_with_next(self.state, request):
+        ends = request.phase is Phase.DECODE and in_flight and last_token(request) is not None
+        rows.closing[slot] = rows.closing[slot] + 1 if request.grammar.cursor.near_end and not ends else 0
+        if ends:
             self.state.to_phase(request, Phase.DRAIN)
         elif request.phase is Phase.DRAIN and not in_flight:
             self.state.to_phase(request, Phase.PREFILL)  # it came in smaller pieces

@@ -135,7 +135,7 @@ def test_sampled_answers_always_parse(default: rt.Engine) -> None:
 def test_retraction_keeps_the_place_in_the_grammar() -> None:
     """D19: a pool too small for all of them at once."""
     schema = {"type": "array", "items": {"type": "integer", "maximum": 9}, "minItems": 20, "maxItems": 20}
-    with rt.Engine(model=str(MODEL), kv_pool_tokens=320, threads=1, context_length=256) as one:
+    with rt.Engine(model=str(MODEL), kv_pool_tokens=272, threads=1, context_length=256) as one:
         found = one.generate([prompt(c) for c in CITIES], json_schema=schema, temperature=0, max_tokens=150)
         assert all(is_valid(schema, a.text) for a in found)
         assert sum(a.usage.retractions for a in found) > 0

@@ -13,6 +13,7 @@ from runtime.errors import InvalidRequest, RequestFailed
 from runtime.messages import GrammarSpec
 
 END = 1
+N_WORDS = 2  # of the fake model's 64 tokens
 
 
 def spec_of(places: Sequence[Sequence[int]], *, open_end: bool = False) -> GrammarSpec:
@@ -35,24 +36,35 @@ class FakeCursor:
     def done(self) -> bool:
         return self._ended or (self._at >= len(self._places) and not self._open)
 
-    def allowed(self) -> list[int]:
+    @property
+    def near_end(self) -> bool:
+        return self._at >= len(self._places) - 1
+
+    def ids(self) -> list[int]:
         if self._ended:
             return []
         return list(self._places[self._at]) if self._at < len(self._places) else [END]
 
     def fill(self, row: Any) -> bool:
-        allowed = self.allowed()
+        row[:] = -1
+        here = self.allowed()
+        if here is not None:
+            row[:] = here
+        return here is not None
+
+    def allowed(self) -> Any:
+        allowed = self.ids()
         if not allowed:
             raise RequestFailed("no token is allowed here")
         if allowed == [-1]:
-            return False
-        row[:] = 0
+            return None
+        row = np.zeros(N_WORDS, np.int32)
         for token in allowed:
             row[token >> 5] |= np.int32(np.uint32(1 << (token & 31)).view(np.int32))
-        return True
+        return row
 
     def accept(self, token: int) -> bool:
-        if token not in self.allowed() and self.allowed() != [-1]:
+        if token not in self.ids() and self.ids() != [-1]:
             return False
         if token == END and self._at >= len(self._places):
             self._ended = True
@@ -65,6 +77,11 @@ class FakeCursor:
 
     def fork(self) -> FakeCursor:
         return FakeCursor(self._places, self._open, self._at)
+
+    def last_token(self) -> int | None:
+        place = self.ids()
+        last = self._at == len(self._places) - 1 and not self._open and not self._ended
+        return place[0] if last and len(place) == 1 and place[0] >= 0 else None
 
     def forced_tokens(self, limit: int) -> list[int]:
         out = []

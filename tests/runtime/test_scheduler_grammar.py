@@ -9,6 +9,7 @@ import pytest
 
 from runtime.execute.fake import FakeRunner, fake_spec
 from runtime.messages import GrammarSpec
+from runtime.scheduler.grammar import CLOSING_TOKENS
 from runtime.scheduler.retract import retract
 from tests.runtime.fake_grammar import END, FakeCursor, FakeGrammars, spec_of
 from tests.runtime.world import World, make_segment, make_submit
@@ -365,11 +366,53 @@ def test_no_step_is_planned_behind_the_token_that_must_be_the_last() -> None:
     assert (stats["steps"], stats["rows_stale"]) == (4, 0)
 
 
+@pytest.mark.parametrize(("backend", "n_stale"), [("native", 0), ("flashinfer", 1)])
+def test_a_cpu_plans_nothing_behind_a_token_that_may_be_the_last(backend: str, n_stale: int) -> None:
+    """Any of the last place's tokens ends the answer: nothing forces it, so only waiting shows it."""
+    places = [[5, 6], [7, 8], [9, 10], [11, 12], [13, 14]]
+    world = world_of(True, runner=named(backend), jump_forward=False)
+    world.ask("a", range(2, 9), grammar=spec_of(places), max_tokens=50)
+    world.turn(3)
+    assert len(world.scheduler._pipeline) == 1  # far from its end a step is planned ahead
+    assert follows(world.run().tokens("a"), places)
+    stats = world.scheduler.stats()
+    assert (stats["steps"], stats["rows_stale"]) == (5 + n_stale, n_stale)
+
+
+def test_an_end_that_does_not_come_is_not_waited_for_any_longer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A long last string is near its end all the time."""
+    monkeypatch.setattr(FakeCursor, "near_end", True)
+    world = world_of(True, runner=named("native"), jump_forward=False)
+    world.ask("a", range(2, 9), grammar=spec_of([[5, 6]] * 60), max_tokens=80)
+    waited = 0
+    for _ in range(20):
+        world.turn(1)
+        waited += len(world.scheduler._pipeline) == 0
+    assert waited == CLOSING_TOKENS
+    world.run()
+
+
+def test_what_was_said_leaves_when_the_device_has_work_again() -> None:
+    """A client that works at its answer must not hold up the next step; the last words leave at once."""
+    world = world_of(False)
+    world.ask("a", range(2, 9), max_tokens=4)
+    launch, order = world.runner.launch, []
+
+    def launched(plan: Any) -> Any:
+        order.append(("launch", len(world.said["a"].tokens) if "a" in world.said else 0))
+        return launch(plan)
+
+    world.runner.launch = launched
+    world.run()
+    assert [n for _, n in order] == [0, 0, 1, 2]
+    assert len(world.said["a"].tokens) == 4
+
+
 @BOTH
 @JUMP
 def test_an_end_foreseen_in_vain_is_gone_past(overlap: bool, jump: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Forced text may come in other pieces than foreseen."""
-    monkeypatch.setattr("runtime.scheduler.speak.ends_with_next", lambda state, request: True)
+    monkeypatch.setattr("runtime.scheduler.speak.last_token", lambda request: 1)
     world = world_of(overlap, jump_forward=jump)
     for i in range(3):
         world.ask(f"r{i}", range(2, 5 + i), grammar=spec_of(CHOICES), max_tokens=50)
