@@ -115,12 +115,14 @@ ToScheduler = Submit | SubmitMany | Abort | Call
 
 
 class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):
-    """One token's log-probability (None: no distribution, the first prompt token) and the best others."""
+    """One token's log-probability (None: no distribution, the first prompt token), the best others, and those of the
+    request's `logprob_ids` in their order."""
 
     token: int
     logprob: float | None
     top_ids: tuple[int, ...] = ()
     top_logprobs: tuple[float, ...] = ()
+    id_logprobs: tuple[float, ...] = ()
 
 
 class Finish(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

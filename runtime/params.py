@@ -10,6 +10,7 @@ MAX_STOPS = 64
 MAX_STOP_CHARS = 1024
 MAX_TOP_LOGPROBS = 64
 MAX_LOGIT_BIAS = 4096
+MAX_LOGPROB_IDS = 256
 MAX_N = 128
 
 
@@ -18,7 +19,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
 
     `temperature` 0 is greedy. `top_k` 0 (or -1) is off. `seed` fixes the random stream of the request,
     whatever it is batched with. `logprobs` asks for the chosen token's log-probability (of the model's
-    own distribution: before penalties, mask and temperature), `top_logprobs` for that many alternatives.
+    own distribution: before penalties, mask and temperature), `top_logprobs` for that many alternatives,
+    `logprob_ids` for the log-probabilities of these very tokens at every place, scored prompt tokens included.
     """
 
     max_tokens: int | None = None  # None: up to the end of the context; 0: prefill and cache only
@@ -40,6 +42,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     skip_special_tokens: bool = True
     logprobs: bool = False
     top_logprobs: int = 0
+    logprob_ids: tuple[int, ...] = ()
 
     @property
     def needs_last_token(self) -> bool:
@@ -68,6 +71,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
                 raise InvalidRequest(f"{name} must be true or false; got {shown(getattr(self, name))}.", param=name)
         if self.top_logprobs and not self.logprobs:
             raise InvalidRequest("top_logprobs goes with logprobs=true only.", param="top_logprobs")
+        if self.logprob_ids:
+            self._validate_logprob_ids(vocab_size)
         self._validate_bias(vocab_size)
         self._validate_stops(vocab_size)
 
@@ -79,6 +84,14 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         if len(self.stop_regex) > MAX_STOPS:
             raise InvalidRequest(f"At most {MAX_STOPS} expressions may stop an answer.", param="stop_regex")
         automaton(tuple(dict.fromkeys(self.stop)), self.stop_regex)
+
+    def _validate_logprob_ids(self, vocab_size: int) -> None:
+        if not isinstance(self.logprob_ids, tuple) or len(self.logprob_ids) > MAX_LOGPROB_IDS:
+            raise InvalidRequest(f"logprob_ids must be at most {MAX_LOGPROB_IDS} token ids.", param="logprob_ids")
+        if not self.logprobs:
+            raise InvalidRequest("logprob_ids goes with logprobs=true only.", param="logprob_ids")
+        for token in self.logprob_ids:
+            _check_token("logprob_ids", token, vocab_size)
 
     def _validate_bias(self, vocab_size: int) -> None:
         if not isinstance(self.logit_bias, dict):

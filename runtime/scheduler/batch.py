@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import msgspec
@@ -66,6 +66,7 @@ class Planned(msgspec.Struct, frozen=True, eq=False):
     any_late: bool
     epoch: int  # of the row table when it was planned: while it is the same, no row is stale
     drains: bool = False  # some decode row comes to its length limit
+    probes: Mapping[int, int] = {}  # of runtime.scheduler.probes
 
 
 class Copies:

@@ -11,7 +11,8 @@ import numpy.typing as npt
 from runtime.errors import RequestFailed
 from runtime.messages import TokenLogprob
 from runtime.request import Phase, Request
-from runtime.scheduler.batch import Piece, Planned
+from runtime.scheduler.batch import Planned
+from runtime.scheduler.probes import found
 from runtime.scheduler.release import fail
 from runtime.scheduler.speak import Speaker
 from runtime.scheduler.state import State
@@ -85,16 +86,17 @@ class Committer:
 
     def _commit_pieces(self, planned: Planned, result: StepResult) -> None:
         at = 0
-        for piece in planned.pieces:
+        for i, piece in enumerate(planned.pieces):
             n, request = len(piece.score), piece.request
             live = self.state.rows.gen[piece.slot] == piece.gen
             if live and n:
-                self._take_scores(piece, result, at)
+                self._take_scores(planned, i, result, at)
             if live and piece.samples and not request.tally.first_token_at:
                 request.tally.first_token_at = self.state.clock()
             at += n
 
-    def _take_scores(self, piece: Piece, result: StepResult, at: int) -> None:
+    def _take_scores(self, planned: Planned, i: int, result: StepResult, at: int) -> None:
+        piece = planned.pieces[i]
         request = piece.request
         n_top = request.params.top_logprobs
         for k, token in enumerate(piece.score_tokens.tolist(), at):
@@ -102,7 +104,8 @@ class Committer:
             values = tuple(result.score_top_logprobs[k, :n_top].tolist())
             of_prompt = piece.score[k - at] < request.n_prompt or request.submit.scores
             scores = request.prompt_logprobs if of_prompt else request.owed_logprobs
-            scores.append(TokenLogprob(token, float(result.score_logprobs[k]), ids, values))
+            probes = found(result, planned.probes, ~i, request, k - at)
+            scores.append(TokenLogprob(token, float(result.score_logprobs[k]), ids, values, probes))
         request.scored = int(piece.score[-1]) + 1
 
     # -- samples -----------------------------------------------------------------------------------------------
@@ -131,7 +134,7 @@ class Committer:
         forced = live & rows.override[slots]
         if forced.any():
             for j in np.flatnonzero(forced).tolist():
-                self._take_override(rows.request(int(slots[j])), result, j)
+                self._take_override(rows.request(int(slots[j])), planned, result, j)
             live &= ~forced
         index = np.flatnonzero(live)
         slots, tokens, counter = slots[index], result.tokens[index], planned.plan.counter[index]
@@ -143,12 +146,12 @@ class Committer:
         special |= rows.careful[slots]
         self._say(planned, result, slots, tokens, special, index)
 
-    def _take_override(self, request: Request, result: StepResult, j: int) -> None:
+    def _take_override(self, request: Request, planned: Planned, result: StepResult, j: int) -> None:
         """The device was told which token it is; what is new is its log-probability."""
         self.state.rows.clear_override(request.slot)
         if request.n_owed and request.params.logprobs:
             token = int(self.state.rows.tokens[request.slot, request.scored])
-            logprob = _logprob(request, result, j, token)
+            logprob = _logprob(request, planned, result, j, token)
             assert logprob is not None
             request.owed_logprobs.append(logprob)
             request.scored += 1
@@ -208,7 +211,8 @@ class Committer:
                     state, request, RequestFailed("No token could be sampled: all were masked, or the logits are NaN.")
                 )
                 continue
-            self._speaker.hear(request, int(tokens[i]), _logprob(request, result, j, int(tokens[i])), planned)
+            token = int(tokens[i])
+            self._speaker.hear(request, token, _logprob(request, planned, result, j, token), planned)
 
     def _end_without_sample(self, planned: Planned) -> None:
         """Requests that wanted no token (max_tokens 0) end with their last piece."""
@@ -220,9 +224,10 @@ class Committer:
                 self._speaker.end_by_length(request)
 
 
-def _logprob(request: Request, result: StepResult, j: int, token: int) -> TokenLogprob | None:
+def _logprob(request: Request, planned: Planned, result: StepResult, j: int, token: int) -> TokenLogprob | None:
     if not request.params.logprobs:
         return None
     n = request.params.top_logprobs
     ids = tuple(result.top_ids[j, :n].tolist())
-    return TokenLogprob(token, float(result.logprobs[j]), ids, tuple(result.top_logprobs[j, :n].tolist()))
+    values = tuple(result.top_logprobs[j, :n].tolist())
+    return TokenLogprob(token, float(result.logprobs[j]), ids, values, found(result, planned.probes, j, request))

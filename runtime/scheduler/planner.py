@@ -19,6 +19,7 @@ from runtime.scheduler.budget import prefill_budget
 from runtime.scheduler.decode import DecodePlanner
 from runtime.scheduler.frame import Frame
 from runtime.scheduler.prefill import PrefillPlanner
+from runtime.scheduler.probes import probed
 from runtime.scheduler.retract import lower_than, make_room, oldest_running, preempt
 from runtime.scheduler.state import State
 
@@ -124,7 +125,7 @@ class Planner:
     def _assemble(self, frame: Frame, decode: DecodeStep, pieces: list[Piece], copies: Copies) -> Planned:
         state = self.state
         if not pieces:
-            plan = decode_plan(state.step, frame, decode)
+            plan, probes = probed(decode_plan(state.step, frame, decode), frame, ())
             return Planned(
                 plan,
                 frame.slots,
@@ -136,12 +137,13 @@ class Planner:
                 frame.any_late,
                 state.rows.epoch,
                 decode.drains,
+                probes,
             )
-        plan = mixed_plan(state.step, state.rows, frame, decode, pieces, copies)
+        plan, probes = probed(mixed_plan(state.step, state.rows, frame, decode, pieces, copies), frame, pieces)
         slots = np.concatenate((frame.slots, [p.slot for p in pieces]))
         gens = np.concatenate((frame.gens, [p.gen for p in pieces]))
         late = bool(plan.late.any())
         at = plan.sample_row
         return Planned(
-            plan, slots, gens, frame, tuple(pieces), slots[at], gens[at], late, state.rows.epoch, decode.drains
+            plan, slots, gens, frame, tuple(pieces), slots[at], gens[at], late, state.rows.epoch, decode.drains, probes
         )

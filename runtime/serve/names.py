@@ -24,6 +24,7 @@ _FIELDS: Mapping[str, tuple[str, ...]] = {
     "repetition_penalty": ("repetition_penalty", "repeat_penalty"),
     "top_logprobs": ("top_logprobs", "top_logprobs_num", "logprobs"),
     "prompt_logprobs_from": ("logprob_start_len",),
+    "logprob_ids": ("token_ids_logprob",),
     "include_stop_str": ("include_stop_str_in_output", "no_stop_trim"),
     "regex": ("regex", "guided_regex", "structured_outputs", "response_format"),
     "ebnf": ("ebnf", "guided_grammar", "structured_outputs", "response_format"),

@@ -62,6 +62,7 @@ class GenerateJob:
         self._batch = batch
         self._trace = trace
         generator = serving.generator
+        self._streams = batch.items[0].submit.stream
         self._rids = [generator.new_rid() for _ in batch.items]
         names = batch.names or self._rids
         submits = [replace(item.submit, rid=rid) for item, rid in zip(batch.items, self._rids, strict=True)]
@@ -78,7 +79,7 @@ class GenerateJob:
         return self._serving.live.claim(self._trace.caller.digest, names, self._rids if names else ())
 
     def _note(self, delta: Delta) -> Delta:
-        if delta.token_ids:
+        if delta.token_ids and self._streams:
             self._trace.tokens(len(delta.token_ids))
         self.states[delta.index].add(delta)
         if delta.finish is not None:
@@ -170,6 +171,9 @@ class _State:
         if self._batch.top:
             meta["input_top_logprobs"] = self._tops(self._input)
             meta["output_top_logprobs"] = self._tops(self._output)
+        if self._item.submit.params.logprob_ids:
+            meta["input_token_ids_logprobs"] = self._probes(self._input)
+            meta["output_token_ids_logprobs"] = self._probes(self._output)
         return meta
 
     def _tops(self, entries: Sequence[TokenLogprob]) -> list[list[list[Any]] | None]:
@@ -177,6 +181,13 @@ class _State:
             None
             if one.logprob is None
             else [self._triple(lp, t) for t, lp in zip(one.top_ids, one.top_logprobs, strict=True)]
+            for one in entries
+        ]
+
+    def _probes(self, entries: Sequence[TokenLogprob]) -> list[list[list[Any]] | None]:
+        ids = self._item.submit.params.logprob_ids
+        return [
+            None if one.logprob is None else [self._triple(lp, t) for t, lp in zip(ids, one.id_logprobs, strict=True)]
             for one in entries
         ]
 

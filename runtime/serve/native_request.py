@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 
 from runtime.errors import InvalidRequest
 from runtime.messages import GrammarSpec, Submit
@@ -27,7 +28,6 @@ _UNSUPPORTED = (
     "session_params",
     "custom_logit_processor",
     "return_hidden_states",
-    "token_ids_logprob",
     "lora_path",
 )
 
@@ -69,6 +69,7 @@ class GenerateRequest(msgspec.Struct, kw_only=True):
     return_logprob: bool | list[bool] | None = None
     logprob_start_len: int | list[int] | None = None
     top_logprobs_num: int | list[int] | None = None
+    token_ids_logprob: list[int | list[int] | None] | None = None
     return_text_in_logprobs: bool | None = None
     rid: str | list[str] | None = None
     extra_key: str | None = None
@@ -83,7 +84,6 @@ class GenerateRequest(msgspec.Struct, kw_only=True):
     session_params: Any = None
     custom_logit_processor: Any = None
     return_hidden_states: Any = None
-    token_ids_logprob: Any = None
     lora_path: Any = None
 
 
@@ -119,6 +119,7 @@ def read_batch(serving: Serving, body: GenerateRequest, caller: Caller) -> Batch
     n = serving.check_batch(len(prompts), sampling[0].n)
     if any((one.n or 1) != n for one in sampling):
         raise InvalidRequest("All sampling_params of a batch must have the same n.", param="sampling_params.n")
+    _check_lengths(body, len(prompts))
     items = [_item(body, i, prompt, sampling[i], caller) for i, prompt in enumerate(prompts)]
     return Batch(
         items=items,
@@ -163,6 +164,8 @@ def _item(body: GenerateRequest, i: int, prompt: Prompt, sampling: NativeSamplin
     logprobs = bool(_at(body.return_logprob, i))
     top = _at(body.top_logprobs_num, i) or 0
     params = _params(sampling, logprobs, top if logprobs else 0)
+    if logprobs and (ids := _probed_ids(body.token_ids_logprob, i)):
+        params = replace(params, logprob_ids=ids)
     start = _score_from(_at(body.logprob_start_len, i), params, len(prompt.ids)) if logprobs else None
     submit = Submit(
         rid="",
@@ -176,16 +179,35 @@ def _item(body: GenerateRequest, i: int, prompt: Prompt, sampling: NativeSamplin
         hints=hints_of(body.hints),
         timeout_s=body.timeout_s,
         prompt_logprobs_from=start,
+        stream=bool(body.stream),
     )
     return Item(prompt, submit, start)
 
 
+def _check_lengths(body: GenerateRequest, n_prompts: int) -> None:
+    """An option given as a list has one entry for each prompt."""
+    for name in ("return_logprob", "logprob_start_len", "top_logprobs_num", "token_ids_logprob"):
+        value = getattr(body, name)
+        if name == "token_ids_logprob" and value and all(isinstance(one, int) for one in value):
+            continue  # ids for all prompts
+        if isinstance(value, list) and value and len(value) != n_prompts:
+            raise InvalidRequest(f"{name} has {len(value)} entries for {n_prompts} prompts.", param=name)
+
+
 def _at(value: Any, i: int) -> Any:
+    """An option's value for one prompt."""
     if not isinstance(value, list):
         return value
-    if i >= len(value):
-        raise InvalidRequest("A list of options must have one entry for each prompt.", param="sampling_params")
-    return value[i]
+    return value[i] if value else None
+
+
+def _probed_ids(value: Any, i: int) -> tuple[int, ...]:
+    """One list of ids for all prompts, or one for each."""
+    if value and not all(isinstance(one, int) for one in value):
+        value = _at(value, i)
+    if not isinstance(value, list | None):
+        raise InvalidRequest("token_ids_logprob must be a list of ids, or of such lists.", param="token_ids_logprob")
+    return tuple(value or ())
 
 
 def _score_from(start: int | None, params: SamplingParams, n_prompt: int) -> int | None:
