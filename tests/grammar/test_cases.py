@@ -88,9 +88,7 @@ def test_d10_a_control_token_spelled_like_json_never_matches() -> None:
     for backend in ("xgrammar", "llguidance"):
         compiled = small.compile(schema_spec(schema), backend)
         found = [small.random_text(compiled, seed) for seed in range(500)]  # any allowed token: the highest temperature
-        complete = [json.loads(text) for text in found if text is not None]
-        assert len(complete) > 250  # the others were cut off, being long
-        assert all(isinstance(v["q"], list) for v in complete)
+        assert all(isinstance(json.loads(text or "")["q"], list) for text in found)
         cursor = compiled.cursor()
         for token in (4, 0, 8, 12, 1):
             assert cursor.accept(token)

@@ -68,9 +68,12 @@ def test_forced_tokens_are_reported_and_save_steps(default: rt.Engine, expected:
     assert after["steps"] - before["steps"] <= 0.75 * answer.usage.completion_tokens
 
 
-def test_overlap_changes_no_token(expected: list[Any]) -> None:
+def test_overlap_changes_no_token(default: rt.Engine, expected: list[Any]) -> None:
+    """Greedy and sampled."""
+    sampled = {"temperature": 1.0, "top_p": 0.9, "seed": 5}
     with engine(overlap=False) as one:
         assert [a.token_ids for a in answers(one)] == [a.token_ids for a in expected]
+        assert [a.token_ids for a in answers(one, **sampled)] == [a.token_ids for a in answers(default, **sampled)]
 
 
 def test_jumping_changes_no_value(expected: list[Any]) -> None:
