@@ -97,8 +97,9 @@ class Answers:
     def _digest(self, delta: Delta) -> News:
         state, text, ids = self.states[delta.index], delta.text, delta.token_ids
         if ids:
-            self._trace.tokens(len(ids))
             state.token_ids += ids
+            if self._planned.submit.stream:
+                self._trace.tokens(len(ids))
         events: list[Event] = []
         if text:
             state.pieces.append(text)

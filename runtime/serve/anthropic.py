@@ -75,6 +75,7 @@ def to_turn(body: AnthropicBody, caller: Caller, max_tokens: int) -> Turn:
         parallel=parallel,
         answer=output_grammar(body),
         template_args={} if thinking is None else {"enable_thinking": thinking != "disabled"},
+        stream=bool(getattr(body, "stream", None)),
     )
 
 

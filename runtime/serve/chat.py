@@ -117,6 +117,7 @@ def to_turn(body: ChatRequest, caller: Caller) -> Turn:
         hints=hints_of(body.hints),
         timeout_s=body.timeout_s,
         rid=body.rid,
+        stream=bool(body.stream),
     )
 
 

@@ -108,6 +108,7 @@ def _submits(body: CompletionRequest, prompts: Sequence[Prompt], trace: Trace) -
             hints=hints_of(body.hints),
             timeout_s=body.timeout_s,
             prompt_logprobs_from=0 if body.echo and body.logprobs is not None else None,
+            stream=bool(body.stream),
         )
         for prompt in prompts
     ]
@@ -161,7 +162,7 @@ class _Writer(OpenAIWords):
 
     def _note(self, delta: Delta) -> Delta:
         choice = self._choices[delta.index]
-        if delta.token_ids:
+        if delta.token_ids and self._body.stream:
             self._trace.tokens(len(delta.token_ids))
         choice.n_tokens += len(delta.token_ids)
         if choice.logprobs is not None:

@@ -156,6 +156,7 @@ def _chat_turn(body: OllamaChatRequest, caller: Caller) -> Turn:
         choice=read_choice(None, tools),
         answer=_format(body.format),
         template_args=_thinking(body.think),
+        stream=body.stream is not False,
     )
 
 
@@ -166,7 +167,15 @@ def _plan_generate(serving: Serving, body: OllamaGenerateRequest, caller: Caller
         messages = [*system, {"role": "user", "content": body.prompt}]
         args = _thinking(body.think)
         return plan_turn(
-            serving, Turn(messages=messages, params=params, caller=caller, answer=answer, template_args=args)
+            serving,
+            Turn(
+                messages=messages,
+                params=params,
+                caller=caller,
+                answer=answer,
+                template_args=args,
+                stream=body.stream is not False,
+            ),
         )
     [prompt], _ = read_prompts(body.prompt, serving.tokenizer, "prompt")
     submit = Submit(
@@ -177,6 +186,7 @@ def _plan_generate(serving: Serving, body: OllamaGenerateRequest, caller: Caller
         namespace=caller.namespace(),
         client=caller.digest,
         group=caller.digest,
+        stream=body.stream is not False,
     )
     return PlannedTurn(submit, body.prompt or "", prompt.ids, PlainParser, None, False, Start.ANSWERING)
 

@@ -127,6 +127,7 @@ def to_turn(body: ResponsesRequest, messages: list[dict[str, Any]], caller: Call
         priority=body.priority or 0,
         hints=hints_of(body.hints),
         timeout_s=body.timeout_s,
+        stream=bool(body.stream),
     )
 
 

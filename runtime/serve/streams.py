@@ -21,7 +21,7 @@ from runtime.errors import RequestAborted
 from runtime.generate import Delta, Stream
 from runtime.serve.errors import as_ramet_error, openai_body
 from runtime.serve.live import Claim
-from runtime.serve.wire import DONE, SEND_KEY, disconnected, event
+from runtime.serve.wire import DONE, SEND_KEY, Watcher, disconnected, event
 
 T = TypeVar("T")
 T_contra = TypeVar("T_contra", contravariant=True)
@@ -128,10 +128,8 @@ class Writer(Protocol[T_contra]):
         ...
 
 
-class Watcher(Protocol):
-    """Who wants to know that a client left, and knows the client's words for what went wrong."""
-
-    aborted: bool
+class Teller(Watcher, Protocol):
+    """A watcher that knows the client's words for what went wrong."""
 
     def told(self, error: Exception) -> Exception: ...
 
@@ -147,7 +145,7 @@ class AnswerStream(Response, Generic[T]):
         self,
         feed: Feed[T],
         writer: Writer[T],
-        watcher: Watcher,
+        watcher: Teller,
         media_type: bytes = b"text/event-stream; charset=utf-8",
     ) -> None:
         self.status_code, self.background = 200, None

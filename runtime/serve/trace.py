@@ -42,7 +42,7 @@ class Trace:
         return time.monotonic() - self.started
 
     def tokens(self, n: int) -> None:
-        """`n` tokens of an answer arrived."""
+        """`n` tokens arrived of an answer that somebody reads along."""
         now = time.monotonic()
         if self.ttft_s is None:
             self.ttft_s = now - self.started
@@ -52,7 +52,12 @@ class Trace:
         self._last = now
 
     def finished(self, finish: Finish, usage: Usage) -> None:
-        """One answer ended."""
+        """One answer ended. Of one that nobody read along, the scheduler knows when it began."""
+        if self.ttft_s is None and usage.completion_tokens:
+            self.ttft_s = usage.first_token_s or self.age()
+            self.metrics.ttft.add(self.ttft_s)
+            if usage.completion_tokens > 1:
+                self.metrics.itl.add((usage.total_s - usage.first_token_s) / (usage.completion_tokens - 1))
         self.prompt_tokens += usage.prompt_tokens
         self.cached_tokens += usage.cached_tokens
         self.completion_tokens += usage.completion_tokens

@@ -41,6 +41,7 @@ class Turn:
     hints: Hints = field(default_factory=Hints)
     timeout_s: float | None = None
     rid: str | None = None  # the client's own id, to cancel by
+    stream: bool = True  # somebody reads along
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +86,7 @@ def plan_turn(serving: Serving, turn: Turn) -> PlannedTurn:
             priority=turn.priority,
             hints=turn.hints,
             timeout_s=turn.timeout_s,
+            stream=turn.stream,
         ),
         prompt=text,
         prompt_ids=tuple(ids),

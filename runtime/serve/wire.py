@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import re
-from collections.abc import AsyncIterator, Callable
 from typing import Any, Protocol, TypeVar
 
 import msgspec
 import orjson
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.types import Receive, Scope, Send
+from starlette.types import Receive
 
 from runtime.errors import InvalidRequest
 
@@ -99,54 +97,3 @@ class Watcher(Protocol):
     """Who wants to know that a client left."""
 
     aborted: bool
-
-
-class EventStream(Response):
-    """Server-sent events from an async iterator of ready bytes, without a layer between it and the socket.
-
-    The iterator is closed when the client leaves, which aborts what it reads from. `send` waits while the
-    client's socket is full, so a slow reader holds back only itself. `last_words`: how an error is told once the
-    answer has begun.
-    """
-
-    media_type = "text/event-stream"
-
-    def __init__(
-        self, chunks: AsyncIterator[bytes], watcher: Watcher, last_words: Callable[[Exception], bytes] | None = None
-    ) -> None:
-        super().__init__(headers={"cache-control": "no-cache", "x-accel-buffering": "no"})
-        del self.headers["content-length"]
-        self._chunks = chunks
-        self._watcher = watcher
-        self._last_words = last_words
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        sender = asyncio.ensure_future(self._send(send, scope.get(SEND_KEY, send)))
-        gone = asyncio.ensure_future(disconnected(receive))
-        try:
-            await asyncio.wait((sender, gone), return_when=asyncio.FIRST_COMPLETED)
-            left = not sender.done()
-            if not left:
-                sender.result()
-        finally:
-            for pending in (sender, gone):
-                if not pending.done():
-                    pending.cancel()
-            await asyncio.gather(sender, gone, return_exceptions=True)
-        self._watcher.aborted |= left
-
-    async def _send(self, send: Send, write: Send) -> None:
-        """The head goes the way of all answers; the pieces, many and small, go straight to the server's `write`."""
-        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-        try:
-            async for chunk in self._chunks:
-                await write({"type": "http.response.body", "body": chunk, "more_body": True})
-        except Exception as error:
-            if self._last_words is None:
-                raise
-            await write({"type": "http.response.body", "body": self._last_words(error), "more_body": True})
-        finally:
-            close = getattr(self._chunks, "aclose", None)
-            if close is not None:
-                await close()
-        await write({"type": "http.response.body", "body": b"", "more_body": False})
