@@ -6,8 +6,8 @@ import hmac
 import logging
 import re
 import secrets
+from collections.abc import Mapping
 
-from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from runtime.serve.context import Caller
@@ -17,6 +17,7 @@ from runtime.serve.trace import Trace
 
 log = logging.getLogger("ramet.access")
 
+Asked = Mapping[bytes, bytes]  # the request's headers
 _OPEN_PATHS = ("/health", "/health_generate", "/ready", "/ping", "/metrics", "/live", "/")
 _GOOD_ID = re.compile(r"[\w.:/=+@-]{1,200}")
 
@@ -52,7 +53,7 @@ class Gate:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        asked = Headers(scope=scope)
+        asked = dict(scope["headers"])  # names come in lower case
         trace = Trace(_request_id(asked), self._metrics)
         scope["ramet.trace"] = trace
         status = 0
@@ -75,10 +76,10 @@ class Gate:
         finally:
             self._ended(scope["path"], status, trace)
 
-    def _admit(self, scope: Scope, headers: Headers, trace: Trace) -> None:
+    def _admit(self, scope: Scope, headers: Asked, trace: Trace) -> None:
         if scope["path"] not in _OPEN_PATHS and scope["method"] != "OPTIONS":
             trace.caller = self._keys.caller(_offered_key(headers))
-        length = headers.get("content-length", "")
+        length = headers.get(b"content-length", b"")
         if length.isdigit() and int(length) > self._max_body:
             raise _too_large(self._max_body)
 
@@ -111,14 +112,15 @@ def _too_large(limit: int) -> BodyTooLarge:
     return BodyTooLarge(f"The body is larger than this server's limit of {limit} bytes.")
 
 
-def _request_id(headers: Headers) -> str:
+def _request_id(headers: Asked) -> str:
     """The client's own id if it is harmless in a header and a log line, else a new one."""
-    given = headers.get("x-request-id", "")
+    given = headers.get(b"x-request-id", b"").decode("latin-1")
     return given if _GOOD_ID.fullmatch(given) else f"req-{secrets.token_hex(12)}"
 
 
-def _offered_key(headers: Headers) -> str | None:
-    scheme, _, token = headers.get("authorization", "").partition(" ")
+def _offered_key(headers: Asked) -> str | None:
+    scheme, _, token = headers.get(b"authorization", b"").decode("latin-1").partition(" ")
     if scheme.lower() == "bearer" and token:
         return token.strip()
-    return headers.get("x-api-key")
+    key = headers.get(b"x-api-key")
+    return None if key is None else key.decode("latin-1")
