@@ -132,7 +132,7 @@ async def tool_loop(client: Client, size: Sizes) -> None:
             result = look_up(**json.loads(call))
         except ValueError:
             result = "error: no valid call"
-        messages += [message("assistant", call), message("user", result)]
+        messages += [message("assistant", call), message("tool", result)]
         messages.append(message("assistant", await client.chat(messages, **size.long)))
 
 

@@ -28,7 +28,7 @@ class Measure:
     """Tokens as the server counts them. `optimum`: prompt tokens that a cache holding all that was seen would reuse.
 
     `retokenised`: tokens already read or written by the model that were turned into ids from text once more.
-    `steps`, `computed`: what the device did for it: steps, and tokens in all of them.
+    `steps`, `computed`, `device_s`: what the device did for it: steps, tokens in all of them, and how long that took.
     """
 
     shape: str
@@ -43,6 +43,7 @@ class Measure:
     retokenised: int
     steps: int = 0
     computed: int = 0
+    device_s: float = 0.0
 
     @property
     def hit_rate(self) -> float:
@@ -151,11 +152,11 @@ class Foreign:
         self._process.wait()
 
 
-def counted(url: str) -> tuple[int, ...]:
-    """The server's own counters: requests, prompt tokens, reused and generated ones; steps and their tokens."""
+def counted(url: str) -> tuple[Any, ...]:
+    """The server's own counters: requests, prompt tokens, reused and generated ones; steps, their tokens and time."""
     stats = httpx.get(f"{url}/server_info", timeout=30).json().get("internal_states", [{}])[0]
     found = [int(stats.get(key, 0)) for key in ("received", "prompt_tokens", "reused", "generated", "steps")]
-    return (*found, int(stats.get("step_tokens", {}).get("total", 0)))
+    return (*found, int(stats.get("step_tokens_total", 0)), stats.get("device_s_total", 0.0))
 
 
 def metered(url: str, way: Callable[[], Measure]) -> Measure:
@@ -163,7 +164,8 @@ def metered(url: str, way: Callable[[], Measure]) -> Measure:
     before = counted(url)
     told = way()
     after = counted(url)
-    return replace(told, steps=after[4] - before[4], computed=after[5] - before[5])
+    steps, computed, device_s = (b - a for a, b in zip(before[4:], after[4:], strict=True))
+    return replace(told, steps=steps, computed=computed, device_s=device_s)
 
 
 def flush(url: str) -> None:
@@ -173,6 +175,6 @@ def flush(url: str) -> None:
 
 def median(rounds: Sequence[Measure]) -> Measure:
     """The first round, with the median of all of what the clock has a part in."""
-    wall_s = statistics.median(m.wall_s for m in rounds)
-    steps, computed = (statistics.median_low(getattr(m, name) for m in rounds) for name in ("steps", "computed"))
-    return replace(rounds[0], wall_s=wall_s, steps=steps, computed=computed)
+    times = {name: statistics.median(getattr(m, name) for m in rounds) for name in ("wall_s", "device_s")}
+    counts = {name: statistics.median_low(getattr(m, name) for m in rounds) for name in ("steps", "computed")}
+    return replace(rounds[0], **times, **counts)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import Field
 
 import ramet as rt
 from bench.program_texts import DOCUMENT, FIELDS, FORM, RULES, SCHEMA, SHOTS, Sizes, chunks, duel, questions, tickets
@@ -11,7 +13,7 @@ from frontend_lang.record import Totals
 
 
 @rt.tool
-def look_up(order: int) -> str:
+def look_up(order: Annotated[int, Field(ge=1000, le=9999)]) -> str:
     """The state of an order."""
     return f"Order {order} was sent on Monday."
 

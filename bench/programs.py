@@ -1,7 +1,7 @@
 """Nine agent programs: by our DSL, by hand-written OpenAI calls, with the cache off, and by SGLang's frontend.
 
     python -m bench.programs [--model smollm2-135m] [--only chain ...] [--rounds 3] [--small] [--out programs.json]
-                             [--sglang /path/to/python] [--step-ms 8]
+                             [--sglang /path/to/python] [--step-ms 8] [--skip-off]
 
 All of them talk to servers of their own, started here. Every way runs once in small to warm up (and one in full), then
 `rounds` times in turn with the others, each time from an empty cache; the median wall time is told. Wall time is the
@@ -92,6 +92,8 @@ def measure(args: argparse.Namespace, shapes: list[str], size: Sizes, flags: lis
         finally:
             if foreign is not None:
                 foreign.close()
+    if args.skip_off:
+        return
     with server(args.model, *flags, "--no-radix-cache", step_ms=args.step_ms) as url:
         backend = rt.HttpBackend(url)
         for shape in shapes:
@@ -114,32 +116,20 @@ def _ways(
 def show(found: list[Measure]) -> None:
     """A row a way of each shape, and what the DSL gains over it."""
     table = Table(box=box.SIMPLE_HEAD)
-    heads = (
-        "program",
-        "way",
-        "requests",
-        "prompt",
-        "prefilled",
-        "generated",
-        "of optimum",
-        "again",
-        "steps",
-        "computed",
-    )
-    heads += ("wall", "DSL is")
-    for name in heads:
+    costs = ["requests", "prompt", "prefilled", "generated", "of optimum", "again", "steps", "computed", "device"]
+    for name in ("program", "way", *costs, "wall", "DSL is"):
         table.add_column(name, justify="left" if name in ("program", "way") else "right")
     ours = {m.shape: m.wall_s for m in found if m.way == "DSL"}
     for m in sorted(found, key=lambda m: (SHAPES.index(m.shape), WAYS.index(m.way))):
         fork = "*" if m.shape in FORKS else ""
         gain = f"{m.wall_s / ours[m.shape]:.2f} ×" if m.way != "DSL" and m.shape in ours else ""
         numbers = (m.requests, m.prompt, m.prefilled, m.generated)
-        device = (str(m.steps), str(m.computed))
+        device = (str(m.steps), str(m.computed), f"{m.device_s:.2f} s")
         rest = (f"{m.hit_rate:.1%}", str(m.retokenised), *device, f"{m.wall_s:.2f} s", gain)
         table.add_row(m.shape + fork, m.way, *map(str, numbers), *rest)
-    Console(width=150).print(table)
-    Console(width=150).print(
-        "* fork and tree shapes. again: tokens tokenised again. steps, computed: the device's, and their tokens."
+    Console(width=160).print(table)
+    Console(width=160).print(
+        "* fork and tree shapes. again: tokens tokenised again. steps, computed, device: its steps, their tokens and time."
     )
 
 
@@ -149,6 +139,7 @@ def main() -> None:
     parser.add_argument("--only", nargs="*", choices=SHAPES, default=list(SHAPES))
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--small", action="store_true", help="the sizes of the tests")
+    parser.add_argument("--skip-off", action="store_true", help="leave out the runs with the cache off")
     parser.add_argument("--sglang", type=Path, help="an interpreter that has SGLang's frontend")
     parser.add_argument("--step-ms", type=float, help="no model: a device whose every step takes so long")
     parser.add_argument("--out", type=Path)
