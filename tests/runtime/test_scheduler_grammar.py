@@ -379,6 +379,34 @@ def test_a_cpu_plans_nothing_behind_a_token_that_may_be_the_last(backend: str, n
     assert (stats["steps"], stats["rows_stale"]) == (5 + n_stale, n_stale)
 
 
+@BOTH
+def test_the_token_that_must_be_the_last_is_said_at_once(overlap: bool) -> None:
+    """Nobody needs its KV, so nothing computes it; its log-probability, where wanted, does need the forward."""
+    for logprobs, forced in ((False, 1), (True, 0 if overlap else 1)):
+        world = world_of(overlap)
+        world.ask("a", range(2, 9), grammar=spec_of([[5, 6], [7, 8], [9]]), max_tokens=50, logprobs=logprobs)
+        said = world.run().said["a"]
+        assert follows(said.tokens, [[5, 6], [7, 8], [9]])
+        assert said.finish is not None
+        assert said.finish.reason == "stop"
+        assert said.usage is not None
+        assert said.usage.forced_tokens == forced
+        assert [lp.token for lp in said.logprobs] == (said.tokens if logprobs else [])
+        stats = world.scheduler.stats()
+        assert stats["steps"] - stats["rows_stale"] == (3 if logprobs else 2)
+
+
+def test_one_forced_token_is_a_jump_where_no_step_is_in_flight() -> None:
+    places = [[5, 6], [7], [8, 9], [10], [11, 12], [13, 14]]
+    steps = []
+    for overlap in (False, True):
+        world = world_of(overlap)
+        world.ask("a", range(2, 9), grammar=spec_of(places), max_tokens=50)
+        assert follows(world.run().tokens("a"), places)
+        steps.append(world.scheduler.stats()["steps"] - world.scheduler.stats()["rows_stale"])
+    assert steps == [4, 6]
+
+
 def test_an_end_that_does_not_come_is_not_waited_for_any_longer(monkeypatch: pytest.MonkeyPatch) -> None:
     """A long last string is near its end all the time."""
     monkeypatch.setattr(FakeCursor, "near_end", True)
