@@ -37,7 +37,11 @@ class TextTables(Protocol):
 
 
 class Delta(msgspec.Struct, frozen=True, kw_only=True):
-    """News of one answer. `token_ids` are raw: a final EOS or stop token is among them, but not in `text`."""
+    """News of one answer. `token_ids` are raw: a final EOS or stop token is among them, but not in `text`.
+
+    What `Stream.short` gave before comes again with the next Delta, for whoever keeps count: `early` is that text, and
+    the first `n_early` ids are its.
+    """
 
     index: int = 0
     text: str = ""
@@ -48,6 +52,15 @@ class Delta(msgspec.Struct, frozen=True, kw_only=True):
     usage: Usage | None = None  # with the finish of the last segment
     segment: int = 0
     forced: tuple[int, ...] = ()  # places in `token_ids` of what a grammar forced: computed, never sampled
+    early: str = ""
+    n_early: int = 0
+
+    def after(self, ids: Sequence[int], text: str) -> Delta:
+        """The same with what was given before it."""
+        n = len(ids)
+        forced = tuple(place + n for place in self.forced)
+        all_ids = (*ids, *self.token_ids)
+        return msgspec.structs.replace(self, token_ids=all_ids, forced=forced, early=text, n_early=n)
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +101,8 @@ def error_of(finish: Finish) -> RametError:
 class Answer:
     """One answer being written: which segment it is in, and that segment's detokenizer."""
 
+    __slots__ = ("_eos_ids", "_include_stop", "_index", "_parts", "_segment", "_tables", "detokenizer")
+
     def __init__(self, index: int, submit: Submit, tables: TextTables, eos_ids: frozenset[int]) -> None:
         self._index = index
         self._eos_ids = eos_ids
@@ -123,7 +138,7 @@ class Answer:
         params, prompt = self._parts[min(segment, len(self._parts) - 1)]
         self._segment = segment
         self._include_stop = params.include_stop_str
-        self._detokenizer = IncrementalDetokenizer(
+        self.detokenizer = IncrementalDetokenizer(
             self._tables.token_bytes,
             self._tables.special_ids,
             [int(i) for i in unpack_ids(prompt[-4 * TAIL_IDS :])],
@@ -135,13 +150,13 @@ class Answer:
 
     def _text(self, ids: tuple[int, ...], finish: Finish | None) -> str:
         if finish is None:
-            return self._detokenizer.push(ids)
+            return self.detokenizer.push(ids)
         if ids and finish.reason == "stop" and not self._include_stop:
             # a finished grammar ends with a token of its text; only the token that meant the end is no text
             ending = self._eos_ids if finish.matched is None else (finish.matched,)
             if ids[-1] in ending:
                 ids = ids[:-1]
-        return self._detokenizer.push(ids) + self._detokenizer.finish()
+        return self.detokenizer.push(ids) + self.detokenizer.finish()
 
 
 def _forced(news: Sequence[Output]) -> tuple[int, ...]:

@@ -23,6 +23,7 @@ from runtime.grammar.door import GrammarDoor
 from runtime.messages import Abort, GrammarSpec, Output, Submit, SubmitMany
 from runtime.params import MAX_N, shown
 from runtime.step import ModelSpec
+from runtime.text.detokenizer import IncrementalDetokenizer
 from runtime.validate import Limits, validate_submit
 
 SEED_WRAP = 1 << 64
@@ -246,6 +247,26 @@ def _dispatch(boxes: dict[str, _Inbox]) -> Callable[[Output], None]:
 class Stream(AsyncIterator[Delta]):
     """The answers to one request (or to several that end together), as Deltas; `index` is prompt-major."""
 
+    __slots__ = (
+        "__weakref__",
+        "_answers",
+        "_early_ids",
+        "_early_texts",
+        "_error",
+        "_generator",
+        "_n",
+        "_open",
+        "_publics",
+        "_ready",
+        "_short",
+        "_started",
+        "_submits",
+        "ended",
+        "inbox",
+        "param",
+        "rids",
+    )
+
     def __init__(self, generator: Generator, submits: Sequence[Submit], n: int, param: str) -> None:
         self.param = param
         self.inbox = _Inbox(0.0 if any(submit.stream for submit in submits) else PATIENCE_S)
@@ -257,6 +278,9 @@ class Stream(AsyncIterator[Delta]):
         self._ready: deque[Delta] = deque()
         self._error: RametError | None = None
         self._publics: list[tuple[str, _Live]] = []
+        self._short: IncrementalDetokenizer | None = None  # of the only answer, where that is all text
+        self._early_ids: list[int] = []
+        self._early_texts: list[str] = []
         self._started = self._open = False
         self.ended = False  # nothing more will come; what `poll` has to raise may be left
 
@@ -277,6 +301,8 @@ class Stream(AsyncIterator[Delta]):
         tables, eos_ids = self._generator.tokenizer, self._generator.eos_ids
         self._answers = {item.rid: Answer(index, item, tables, eos_ids) for index, item in enumerate(items)}
         self.rids = tuple(self._answers)
+        if len(items) == 1 and not items[0].segments and not items[0].params.logprobs:
+            self._short = self._answers[items[0].rid].detokenizer
         return items
 
     def opened(self) -> None:
@@ -325,6 +351,23 @@ class Stream(AsyncIterator[Delta]):
             raise error
         return []
 
+    def short(self) -> tuple[int, str] | None:
+        """How many tokens came, and their text, where that is all there is to tell of the only answer; else None, and
+        `poll` has the news. What is taken here comes again, as `early`, with the next Delta."""
+        box, short = self.inbox, self._short
+        if short is None or not box._ripe or self.ended:
+            return None
+        items = box._items
+        for output in items:
+            if output.finish is not None or output.prompt_logprobs is not None:
+                return None
+        box._items, box._ripe = [], False
+        ids = items[0].tokens if len(items) == 1 else tuple(token for output in items for token in output.tokens)
+        text = short.push(ids)
+        self._early_ids += ids
+        self._early_texts.append(text)
+        return len(ids), text
+
     async def aclose(self) -> None:
         self.close()
 
@@ -349,6 +392,13 @@ class Stream(AsyncIterator[Delta]):
 
     def _digest(self, outputs: list[Output]) -> list[Delta]:
         """Outputs as Deltas, one for each answer and segment that has news."""
+        deltas = self._deltas(outputs)
+        if self._early_ids and deltas:
+            deltas[0] = deltas[0].after(self._early_ids, "".join(self._early_texts))
+            self._early_ids, self._early_texts = [], []
+        return deltas
+
+    def _deltas(self, outputs: list[Output]) -> list[Delta]:
         if len(outputs) == 1 and outputs[0].finish is None:  # as a rule: one token of one answer
             return [self._answers[outputs[0].rid].delta(outputs)]
         deltas: list[Delta] = []

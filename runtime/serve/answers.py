@@ -17,7 +17,7 @@ from runtime.serve.streams import Feed
 from runtime.serve.trace import Trace
 from runtime.serve.turn import PlannedTurn
 from runtime.text.messages import parse_arguments
-from runtime.text.parsers.base import Answer, Event, Parser
+from runtime.text.parsers.base import Answer, Event, Parser, PlainParser
 
 
 @dataclass(slots=True)
@@ -70,6 +70,11 @@ class Answers:
         self.states = [AnswerState(i, planned.new_parser()) for i in range(n)]
 
     @property
+    def plain(self) -> bool:
+        """Whether an answer's text is all that is in it: no calls, no thoughts."""
+        return type(self.states[0].parser) is PlainParser
+
+    @property
     def n_prompt(self) -> int:
         return len(self._planned.prompt_ids)
 
@@ -98,8 +103,11 @@ class Answers:
         state, text, ids = self.states[delta.index], delta.text, delta.token_ids
         if ids:
             state.token_ids += ids
-            if self._planned.submit.stream:
-                self._trace.tokens(len(ids))
+            if self._planned.submit.stream and len(ids) > delta.n_early:
+                self._trace.tokens(len(ids) - delta.n_early)
+        if delta.early:  # told already
+            state.pieces.append(delta.early)
+            state.parsed.add(state.parser.push(delta.early))
         events: list[Event] = []
         if text:
             state.pieces.append(text)

@@ -144,6 +144,9 @@ class _Writer:
         for one in item.events:
             yield from self._one(one)
 
+    def frame(self) -> tuple[bytes, bytes] | None:
+        return self._frame if self._open == "text" and self.answers.plain else None
+
     def closing(self) -> Iterable[bytes]:
         """The end of the last block, message_delta, message_stop."""
         if self._index < 0:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from importlib.metadata import version
+from typing import Any
 
 from fastapi import FastAPI
 from starlette.exceptions import HTTPException
@@ -35,6 +36,7 @@ from runtime.serve import (
 from runtime.serve.context import Pool, Serving, make_serving
 from runtime.serve.errors import handle_error
 from runtime.serve.middleware import Gate, KeyRing
+from runtime.serve.streams import ROUND_KEY, Round
 from runtime.serve.wire import SEND_KEY
 from runtime.serve.zmq_door import ZmqDoor
 
@@ -81,8 +83,12 @@ def create_app(generator: Generator, engine: EngineConfig, server: ServerConfig,
 class _App(FastAPI):
     """Notes the server's own `send`: no middleware of ours looks at the pieces of an answer, so streams skip them."""
 
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self._round = Round()
+
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        scope[SEND_KEY] = send
+        scope[SEND_KEY], scope[ROUND_KEY] = send, self._round
         await super().__call__(scope, receive, send)
 
 

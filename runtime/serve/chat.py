@@ -180,6 +180,11 @@ class ChatWriter:
 
     # -- chunks ------------------------------------------------------------------------------------------
 
+    @property
+    def plain(self) -> bool:
+        """Whether all that comes is text, a bare event a piece."""
+        return self._answers.plain and not self._usage_always and not self._body.logprobs
+
     def frame(self, index: int) -> tuple[bytes, bytes]:
         """What stands before and after the text in an event that brings nothing else."""
         return around(event(self._chunk(index, {"content": HOLE})), HOLE)
@@ -292,11 +297,17 @@ class ChatEvents(OpenAIWords):
         text = self._writer.bare_text(item)
         if text is None:
             return [event(chunk) for chunk in self._writer.chunks(item)]
-        index = item.state.index
+        before, after = self._frame_of(item.state.index)
+        return (before + orjson.dumps(text) + after,)
+
+    def frame(self) -> tuple[bytes, bytes] | None:
+        return self._frame_of(0) if self._writer.plain else None
+
+    def _frame_of(self, index: int) -> tuple[bytes, bytes]:
         frame = self._frames.get(index)
         if frame is None:
             frame = self._frames[index] = self._writer.frame(index)
-        return (frame[0] + orjson.dumps(text) + frame[1],)
+        return frame
 
     def closing(self) -> Iterable[bytes]:
         return [*(event(chunk) for chunk in self._writer.closing()), DONE]

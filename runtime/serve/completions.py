@@ -162,8 +162,8 @@ class _Writer(OpenAIWords):
 
     def _note(self, delta: Delta) -> Delta:
         choice = self._choices[delta.index]
-        if delta.token_ids and self._body.stream:
-            self._trace.tokens(len(delta.token_ids))
+        if self._body.stream and len(delta.token_ids) > delta.n_early:
+            self._trace.tokens(len(delta.token_ids) - delta.n_early)
         choice.n_tokens += len(delta.token_ids)
         if choice.logprobs is not None:
             choice.logprobs.add(_entries(delta))
@@ -211,6 +211,11 @@ class _Writer(OpenAIWords):
         if text or delta.finish is not None or (choice.logprobs and choice.logprobs.pending):
             return (event(self._chunk(choice, text)),)
         return ()
+
+    def frame(self) -> tuple[bytes, bytes] | None:
+        choice = self._choices[0]
+        bare = choice.begun and choice.logprobs is None and not self._usage_always
+        return choice.frame or self._frame(choice) if bare else None
 
     def closing(self) -> Iterable[bytes]:
         """Usage if asked for, the end mark."""

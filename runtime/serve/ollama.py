@@ -252,6 +252,9 @@ class _Writer:
                 case CallEnd(index) if item.state.parsed.calls[index].complete:
                     yield dumps({**self._line("", calls=[_call(item.state, index)]), "done": False}) + b"\n"
 
+    def frame(self) -> tuple[bytes, bytes] | None:
+        return None
+
     def closing(self) -> Iterable[bytes]:
         """The line that is done."""
         yield dumps({**self._line(""), **self._end()}) + b"\n"

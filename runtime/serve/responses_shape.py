@@ -90,6 +90,9 @@ class ResponseWriter:
         for one in item.events:
             yield from self._one(one)
 
+    def frame(self) -> tuple[bytes, bytes] | None:
+        return None
+
     def closing(self) -> Iterable[bytes]:
         if not self._items and self._open is None:
             yield from self._start(_message("", "in_progress"))

@@ -13,6 +13,7 @@ import types
 from collections.abc import Callable, Coroutine, Generator, Iterable
 from typing import Any, Generic, Protocol, TypeVar
 
+import orjson
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
@@ -25,12 +26,15 @@ from runtime.serve.wire import DONE, SEND_KEY, Watcher, disconnected, event
 
 T = TypeVar("T")
 T_contra = TypeVar("T_contra", contravariant=True)
+ROUND_KEY = "ramet.round"  # in a scope: the app's Round
 SSE = b"text/event-stream; charset=utf-8"
 _UNBUFFERED = ((b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no"))
 
 
 class Feed(Generic[T]):
     """News of a Stream, each as `digest` makes them. `claim` is made at the start, and released at the end."""
+
+    __slots__ = ("_claim", "_digest", "_make_claim", "_stream", "ended")
 
     def __init__(self, stream: Stream, digest: Callable[[Delta], T], claim: Callable[[], Claim] | None = None) -> None:
         self._stream = stream
@@ -60,6 +64,10 @@ class Feed(Generic[T]):
         if self._stream.ended:
             self.close()
         return news
+
+    def short(self) -> tuple[int, str] | None:
+        """As Stream.short: news that are text alone, taken the short way."""
+        return self._stream.short()
 
     async def take(self) -> list[T]:
         """All news since the last call, at least one; none at the end. The first call submits."""
@@ -108,6 +116,29 @@ async def read_all(request: Request, feed: Feed[T], note: Callable[[T], None] | 
         raise RequestAborted("The client closed the connection.")
 
 
+class Round:
+    """Callbacks of one moment, run by the event loop's next turn as one. Used by one loop at a time."""
+
+    def __init__(self) -> None:
+        self._due: list[Callable[[], None]] = []
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    def add(self, callback: Callable[[], None]) -> None:
+        loop = asyncio.get_running_loop()
+        if not self._due or loop is not self._loop:  # a loop that was ended takes with it what it had not run
+            self._loop, self._due = loop, []
+            loop.call_soon(self._run)
+        self._due.append(callback)
+
+    def _run(self) -> None:
+        due, self._due = self._due, []
+        for callback in due:
+            try:
+                callback()
+            except Exception as error:
+                asyncio.get_running_loop().call_exception_handler({"message": "a stream failed", "exception": error})
+
+
 class Writer(Protocol[T_contra]):
     """Puts an answer's news into the bytes of one dialect, each piece to be sent at once."""
 
@@ -123,6 +154,10 @@ class Writer(Protocol[T_contra]):
         """After all news."""
         ...
 
+    def frame(self) -> tuple[bytes, bytes] | None:
+        """What stands before and after a piece of bare text, as JSON, from here to the end; None where that varies."""
+        ...
+
     def last_words(self, error: Exception, /) -> bytes:
         """How an error is told once the answer has begun."""
         ...
@@ -133,6 +168,8 @@ class Teller(Watcher, Protocol):
 
     def told(self, error: Exception) -> Exception: ...
 
+    def tokens(self, n: int) -> None: ...
+
 
 class AnswerStream(Response, Generic[T]):
     """A streamed answer. It has a head only once there are news, so that what is wrong before them is a status.
@@ -140,6 +177,21 @@ class AnswerStream(Response, Generic[T]):
     `send` waits while the client's socket is full, so a slow reader holds back only itself. When the client leaves,
     the feed is closed, which aborts what it reads from.
     """
+
+    __slots__ = (
+        "_begun",
+        "_busy",
+        "_end",
+        "_feed",
+        "_frame",
+        "_left",
+        "_loop",
+        "_rest",
+        "_round",
+        "_send",
+        "_watcher",
+        "_writer",
+    )
 
     def __init__(
         self,
@@ -156,10 +208,12 @@ class AnswerStream(Response, Generic[T]):
         self._busy = False  # a task writes what the socket had no room for
         self._begun = False  # the head is sent
         self._left = False
+        self._frame: tuple[bytes, bytes] | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self._loop = asyncio.get_running_loop()
         self._send: Send = scope.get(SEND_KEY, send)
+        self._round: Round = scope.get(ROUND_KEY) or Round()
         self._end: asyncio.Future[Exception | None] = self._loop.create_future()
         gone = self._loop.create_task(disconnected(receive))
         gone.add_done_callback(self._leave)
@@ -187,7 +241,8 @@ class AnswerStream(Response, Generic[T]):
                 await self._write(piece)
             await self._deliver(news)
             if not self._feed.ended:
-                self._feed.listen(functools.partial(self._loop.call_soon, self._advance))
+                self._frame = self._writer.frame()
+                self._feed.listen(functools.partial(self._round.add, self._advance))
                 error = await self._end
         except Exception as failure:
             error = failure
@@ -218,17 +273,36 @@ class AnswerStream(Response, Generic[T]):
     def _advance(self) -> None:
         """Write what came, as far as the socket takes it; a task does the rest.
 
-        The loop's next callback after the news arrived, so that those of one moment are taken together.
+        In the loop's next turn after the news arrived, so that those of one moment are taken together.
         """
         if self._busy or self._end.done():
             return
-        turn = self._turn()
+        turn = self._short_turn() if self._frame is not None else self._turn()
+        if turn is None:
+            return
         try:
             awaited = turn.send(None)
         except StopIteration:
             return
+        except Exception as error:
+            self._settle(error)
+            return
         self._busy = True
         self._rest = self._loop.create_task(self._finish_turn(turn, awaited))
+
+    def _short_turn(self) -> Coroutine[Any, Any, None] | None:
+        """The way of bare text, as nearly all is: it touches few objects, since there are many streams."""
+        news = self._feed.short()
+        if news is None:
+            return self._turn()
+        n, text = news
+        self._watcher.tokens(n)
+        if not text:
+            return None
+        assert self._frame is not None
+        before, after = self._frame
+        body = before + orjson.dumps(text) + after
+        return self._send({"type": "http.response.body", "body": body, "more_body": True})  # type: ignore[return-value]
 
     async def _turn(self) -> None:
         try:
@@ -238,9 +312,14 @@ class AnswerStream(Response, Generic[T]):
         else:
             if self._feed.ended:
                 self._settle(None)
+            elif self._frame is None:
+                self._frame = self._writer.frame()
 
     async def _finish_turn(self, turn: Coroutine[Any, Any, None], awaited: Any) -> None:
-        await _resumed(turn, awaited)
+        try:
+            await _resumed(turn, awaited)
+        except Exception as error:
+            self._settle(error)
         self._busy = False
         self._advance()  # to what came meanwhile
 
@@ -265,6 +344,9 @@ def _resumed(coroutine: Coroutine[Any, Any, T], awaited: Any) -> Generator[Any, 
 
 class OpenAIWords:
     """The last words of a stream in OpenAI's dialect."""
+
+    def frame(self) -> tuple[bytes, bytes] | None:
+        return None
 
     def last_words(self, error: Exception) -> bytes:
         return event(openai_body(as_ramet_error(error))) + DONE

@@ -20,6 +20,8 @@ class IncrementalDetokenizer:
     matched; text after it is never given.
     """
 
+    __slots__ = ("_filter", "_half", "_hidden", "_plain", "_size", "_token_bytes", "_utf8")
+
     def __init__(
         self,
         token_bytes: Sequence[bytes],
