@@ -27,6 +27,7 @@ log = logging.getLogger("ramet.process")
 
 POLL_S = 0.1
 BEAT_LATE_S = 3.0
+OWN_PAUSE_S = 0.5
 STOP_S = 5.0
 HELLO_S = 10.0
 LOAD_ERRORS = {kind.__name__: kind for kind in (BackendUnavailable, InvalidRequest, ModelLoadError, NotFound)}
@@ -150,7 +151,7 @@ class IpcClient:
         self._on_death = on_death
         self._mail = Mailroom()
         self._beat = Beat(turn=time.monotonic(), busy=False)
-        self._heard = time.monotonic()
+        self._heard = self._ran = time.monotonic()
         self._loop = asyncio.get_running_loop()
         self._fd = self._link.fd
         self._loop.add_reader(self._fd, self._read)
@@ -177,6 +178,8 @@ class IpcClient:
     def health(self) -> Health:
         if self._mail.dead is not None:
             return Health(False, False, self._mail.dead)
+        if _is_running(self._loop):
+            self._notice_own_pause()
         silent = time.monotonic() - self._heard
         if silent > BEAT_LATE_S and _is_running(self._loop):
             self._read()  # perhaps it was this loop that was busy, and the beats are waiting
@@ -216,10 +219,18 @@ class IpcClient:
         elif not isinstance(message, Ready | Failed):
             self._mail.deliver(message)
 
+    def _notice_own_pause(self) -> None:
+        """Time in which this loop did not run (stopped, or the machine suspended) is no silence of the scheduler."""
+        now = time.monotonic()
+        pause, self._ran = now - self._ran - POLL_S, now
+        if pause > OWN_PAUSE_S:
+            self._heard = min(now, self._heard + pause)
+
     async def _watch(self) -> None:
         """Notice the process's end, and read now and then in case an event of the descriptor went missing."""
         while (code := self._process.exit_code()) is None:
             await asyncio.sleep(POLL_S)
+            self._notice_own_pause()
             self._read()
         why = f"The scheduler process died ({describe_exit(code)})."
         log.error(why)

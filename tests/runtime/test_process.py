@@ -146,6 +146,22 @@ async def test_a_frontend_that_was_busy_itself_blames_nobody(
     assert generator.health().ready
 
 
+async def test_a_frontend_that_was_stopped_for_long_blames_nobody(
+    process: SchedulerProcess, generator: Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = generator.client
+    assert isinstance(client, IpcClient)
+    await generator.complete(ask("x"))
+    os.kill(process.pid, signal.SIGSTOP)  # as if its beats of that time were not there yet
+    client._read()
+    client._heard -= 600
+    client._ran -= 600
+    assert generator.health().ready
+    client._heard -= 600
+    assert not generator.health().ready
+    os.kill(process.pid, signal.SIGCONT)
+
+
 async def test_a_stalled_loop_is_not_ready(process: SchedulerProcess) -> None:
     client = IpcClient(process, stall_s=0.5)
     generator = Generator(client, ByteTokenizer(), process.spec, EngineConfig())
