@@ -203,6 +203,11 @@ class _Inbox:
         if self._wake is not None:
             self._wake()
 
+    def end(self) -> None:
+        """Whoever waits sees the end; nobody is held any more."""
+        self.ring()
+        self._wake = None
+
     def listen(self, wake: Callable[[], object] | None) -> None:
         """Call `wake`, which must not raise, once something is to be read, and again after each `drain`."""
         assert self._loop is asyncio.get_running_loop(), "a stream is read in the loop that started it"
@@ -385,7 +390,7 @@ class Stream(AsyncIterator[Delta]):
         self._answers = {}
         for rid, _ in self._publics:
             self._generator._live.pop(rid, None)
-        self.inbox.ring()  # whoever still waits sees the end
+        self.inbox.end()
 
     def __del__(self) -> None:
         self.close()

@@ -56,7 +56,7 @@ def routes(serving: Serving) -> list[BaseRoute]:
         messages = conversation(body.input, body.instructions, _before(serving, body, trace.caller))
         answers = Answers(serving, plan_turn(serving, to_turn(body, messages, trace.caller)), 1, trace)
 
-        def keep() -> None:
+        def keep(writer: ResponseWriter) -> None:
             if body.store is not False and answers.states[0].finish is not None:
                 history = messages[1:] if body.instructions else messages
                 serving.store.put(Stored(writer.whole(), [*history, writer.message()], trace.caller.digest))
@@ -64,7 +64,7 @@ def routes(serving: Serving) -> list[BaseRoute]:
         writer = ResponseWriter(_head(body, model), answers, keep)
         if not body.stream:
             await read_all(request, answers.feed)
-            keep()
+            keep(writer)
             return json_response(writer.whole())
         return AnswerStream(answers.feed, writer, trace)
 

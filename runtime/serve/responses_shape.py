@@ -17,7 +17,7 @@ Item = dict[str, Any]
 class ResponseWriter:
     """Writes one response. `whole` is right once the answers have finished; `keep` runs before the last event."""
 
-    def __init__(self, head: dict[str, Any], answers: Answers, keep: Callable[[], None]) -> None:
+    def __init__(self, head: dict[str, Any], answers: Answers, keep: Callable[[ResponseWriter], None]) -> None:
         self._answers = answers
         self._keep = keep
         self._state = answers.states[0]
@@ -98,7 +98,7 @@ class ResponseWriter:
             yield from self._start(_message("", "in_progress"))
         yield from self._close()
         final = self.whole()
-        self._keep()
+        self._keep(self)
         yield self._event(
             "response.incomplete" if final["status"] == "incomplete" else "response.completed", response=final
         )

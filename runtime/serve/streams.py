@@ -85,11 +85,16 @@ class Feed(Generic[T]):
         self._stream.inbox.listen(wake)
 
     def close(self) -> None:
-        """Abort what still runs. Idempotent."""
+        """Abort what still runs, and let go of whom the news were for. Idempotent."""
         self.ended = True
+        self._digest, self._make_claim = _unheard, None
         self._stream.close()
         if self._claim is not None:
             self._claim.release()
+
+
+def _unheard(delta: Delta) -> Any:
+    raise AssertionError("news after the end")
 
 
 async def read_all(request: Request, feed: Feed[T], note: Callable[[T], None] | None = None) -> None:

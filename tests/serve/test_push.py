@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 from typing import Any
 
+import pytest
+
+from runtime.generate import Stream
 from runtime.messages import Finish, Output, Outputs, Usage
-from tests.serve.scripted import Served, data_events
+from tests.serve.scripted import Served, data_events, serve
 from tests.serve.test_streaming_cost import PostedClient, posted, settle
 
 TEXT = "/v1/completions"
@@ -143,3 +147,29 @@ async def test_a_socket_that_breaks_ends_its_own_answer_alone():
     assert isinstance(told[0], OSError)
     assert "".join(good.texts) == "bc!"
     assert served.generator.n_live == 0
+
+
+DOORS: dict[str, dict[str, Any]] = {
+    "/v1/chat/completions": {"messages": [{"role": "user", "content": "hi"}]},
+    "/v1/completions": {"prompt": "hi"},
+    "/v1/responses": {"input": "hi", "store": False},
+    "/v1/messages": {"model": "fake", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 9},
+    "/generate": {"text": "hi"},
+    "/api/chat": {"messages": [{"role": "user", "content": "hi"}]},
+}
+
+
+@pytest.mark.parametrize("path", DOORS)
+@pytest.mark.parametrize("stream", [False, True])
+async def test_an_answer_that_ended_is_freed_at_once_not_by_the_garbage_collector(path, stream):
+    served = serve(["a", "b", "c"])
+    gc.collect()
+    gc.disable()
+    try:
+        async with served.http() as http:
+            for _ in range(5):
+                assert (await http.post(path, json={**DOORS[path], "stream": stream})).status_code == 200
+        await settle()
+        assert [one for one in gc.get_objects() if isinstance(one, Stream)] == []
+    finally:
+        gc.enable()
