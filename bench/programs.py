@@ -129,7 +129,7 @@ def show(found: list[Measure]) -> None:
         table.add_row(m.shape + fork, m.way, *map(str, numbers), *rest)
     Console(width=160).print(table)
     Console(width=160).print(
-        "* fork and tree shapes. again: tokens tokenised again. steps, computed, device: its steps, their tokens and time."
+        "* fork and tree shapes. again: tokens tokenised again. computed: tokens in all steps. device: their time."
     )
 
 
