@@ -39,6 +39,7 @@ def main(argv: list[str]) -> int:
     die_with(parent)
     for number in (signal.SIGINT, signal.SIGTERM):  # the parent drains first, then says Stop
         signal.signal(number, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())  # the parent held signals while it made us
     faulthandler.enable()
     start = msgspec.json.decode(sys.stdin.buffer.read(), type=Start)
     setup_logging(start.log_format, start.log_level)

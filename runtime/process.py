@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -72,19 +72,25 @@ class SchedulerProcess:
         folder = SocketFolder()
         link = FrontendEnd(folder)
         start = Start(engine=config, log_format=log_format, log_level=log_level, parts=parts)
-        process = subprocess.Popen(
-            [sys.executable, "-m", "runtime.child", str(folder.path), str(os.getpid())],
-            stdin=subprocess.PIPE,
-            start_new_session=True,  # the terminal's Ctrl-C is for us; we tell the scheduler when to end
-        )
-        made = cls(process, folder, link)
+        made: SchedulerProcess | None = None
         try:
+            with _signals_held():  # a process that nobody holds yet could not be ended
+                process = subprocess.Popen(
+                    [sys.executable, "-m", "runtime.child", str(folder.path), str(os.getpid())],
+                    stdin=subprocess.PIPE,
+                    start_new_session=True,  # the terminal's Ctrl-C is for us; we tell the scheduler when to end
+                )
+                made = cls(process, folder, link)
             assert process.stdin is not None
             with contextlib.suppress(BrokenPipeError), process.stdin:
                 process.stdin.write(msgspec.json.encode(start))
             made._await_ready()
         except BaseException:
-            made.kill()
+            if made is not None:
+                made.kill()
+            else:
+                link.close()
+                folder.remove()
             raise
         return made
 
@@ -129,6 +135,16 @@ class SchedulerProcess:
                 raise ModelLoadError(f"The scheduler process ended while loading ({describe_exit(code)}).")
         if not self.link.send(Hello(), timeout_s=HELLO_S):
             raise ModelLoadError("The scheduler process does not take requests.")
+
+
+@contextlib.contextmanager
+def _signals_held() -> Iterator[None]:
+    """Signals to end arrive at the end of the block. The child, which inherits this, lets them through again."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def describe_exit(code: int) -> str:
