@@ -241,6 +241,7 @@ class IpcClient:
         pause, self._ran = now - self._ran - POLL_S, now
         if pause > OWN_PAUSE_S:
             self._heard = min(now, self._heard + pause)
+            self._beat = msgspec.structs.replace(self._beat, turn=min(now, self._beat.turn + pause))
 
     async def _watch(self) -> None:
         """Notice the process's end, and read now and then in case an event of the descriptor went missing."""

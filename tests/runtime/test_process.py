@@ -18,6 +18,7 @@ from runtime import process as processes
 from runtime.config import EngineConfig
 from runtime.errors import InvalidRequest, ModelLoadError, Unavailable
 from runtime.generate import Generator
+from runtime.link import Beat
 from runtime.messages import Submit, pack_ids
 from runtime.process import IpcClient, PoolInfo, SchedulerProcess, describe_exit
 from tests.runtime.toys import ByteTokenizer
@@ -156,6 +157,7 @@ async def test_a_frontend_that_was_stopped_for_long_blames_nobody(
     client._read()
     client._heard -= 600
     client._ran -= 600
+    client._beat = Beat(turn=time.monotonic() - 600, busy=True)
     assert generator.health().ready
     client._heard -= 600
     assert not generator.health().ready
