@@ -19,6 +19,7 @@ MAX_PRIORITY = 10**6
 MAX_SECONDS = 7 * 24 * 3600.0
 MAX_FANOUT = 4096
 MAX_DEPTH = 4096
+_NO_HINTS = Hints()
 MAX_SCORES = 1 << 16
 
 
@@ -83,14 +84,12 @@ def _check_tokens(data: bytes, limits: Limits, param: str, *, may_be_empty: bool
     ids = unpack_ids(data)
     if not len(ids) and not may_be_empty:
         raise InvalidRequest("The prompt is empty; at least one token is needed.", param=param)
-    if len(ids):
-        low, high = int(np.min(ids)), int(np.max(ids))
-        if low < 0 or high >= limits.vocab_size:
-            raise InvalidRequest(
-                f"The prompt has token id {low if low < 0 else high}; "
-                f"the vocabulary has ids 0 to {limits.vocab_size - 1}.",
-                param=param,
-            )
+    if len(ids) and int(ids.view(np.uint32).max()) >= limits.vocab_size:  # a negative id is a huge one
+        low, high = int(ids.min()), int(ids.max())
+        raise InvalidRequest(
+            f"The prompt has token id {low if low < 0 else high}; the vocabulary has ids 0 to {limits.vocab_size - 1}.",
+            param=param,
+        )
     return len(ids)
 
 
@@ -127,6 +126,8 @@ def _check_namespace(key: NamespaceKey) -> None:
 
 
 def _check_hints(hints: Hints) -> None:
+    if hints == _NO_HINTS:
+        return
     if not isinstance(hints, Hints):
         raise InvalidRequest(f"hints must be of type Hints; got {shown(hints)}.", param="hints")
     for name, value in (("program_id", hints.program_id), ("parent_id", hints.parent_id)):

@@ -101,8 +101,22 @@ def as_logit_bias(bias: dict[str, float] | None) -> dict[int, float]:
         raise InvalidRequest(f"logit_bias must map token ids to numbers: {error}.", param="logit_bias") from None
 
 
+_GRAMMAR_FIELDS = (
+    "json_schema",
+    "regex",
+    "ebnf",
+    "structured_outputs",
+    "guided_json",
+    "guided_regex",
+    "guided_grammar",
+    "guided_choice",
+)
+
+
 def sampling_grammar(fields: SamplingFields) -> GrammarSpec | None:
     """The grammar asked for by one of the extension fields; at most one may be set."""
+    if not any(getattr(fields, name) is not None for name in _GRAMMAR_FIELDS):  # as a rule
+        return None
     extra = fields.structured_outputs or {}
     found = [
         *_schema_of("json_schema", fields.json_schema),
