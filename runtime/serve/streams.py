@@ -282,10 +282,10 @@ class AnswerStream(Response, Generic[T]):
         """
         if self._busy or self._end.done():
             return
-        turn = self._short_turn() if self._frame is not None else self._turn()
-        if turn is None:
-            return
         try:
+            turn = self._short_turn() if self._frame is not None else self._turn()
+            if turn is None:
+                return
             awaited = turn.send(None)
         except StopIteration:
             return
