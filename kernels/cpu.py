@@ -14,10 +14,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kernels.base import AttnMeta, DecoderLayer, KVStore, LayerSpec, Linear, QuantizedWeight
+from kernels.base import AttnMeta, DecoderLayer, FusedDecoder, KVStore, LayerSpec, Linear, QuantizedWeight
 from kernels.build import BuildError, load_extension
 from kernels.kv8 import stored_dim
 from kernels.sampling import LogitAdjust, Samples, SamplingRows
+from kernels.steps import DecoderEnds, Drawn, StepArrays
 
 _QUANTIZED = ("Q4_0", "Q4_1", "Q8_0")
 _GROUP = 32
@@ -39,7 +40,7 @@ def load() -> NativeOps | None:
 
 
 class NativeOps:
-    """Implements `Ops`, `QuantizedOps` and `FusedOps`. Holds the plans of the current step, so one a runner.
+    """Implements `Ops`, `QuantizedOps`, `FusedOps` and `WholeStepOps`. Holds the current step's plans, so one a runner.
 
     `variant` is one of the extension's names (default: RAMET_KERNEL_VARIANT, or the best this CPU runs), `threads` the
     size of the team (default: torch's number of threads when the first kernel runs).
@@ -147,6 +148,14 @@ class NativeOps:
             return None
         return NativeDecoder(self._native, self._backend, self._plan, layers, eps, cos_sin)
 
+    def whole_step(self, decoder: FusedDecoder, ends: DecoderEnds) -> NativeStep | None:
+        """From token ids to tokens drawn as one native call, or None where it does not know a part's kind."""
+        if not isinstance(decoder, NativeDecoder):
+            return None
+        if not (isinstance(ends.embedding, NativeLinear) and isinstance(ends.head, NativeLinear)):
+            return None
+        return NativeStep(decoder, ends.embedding.weight, ends.final_norm, ends.head.weight)
+
     def _plan(self, meta: AttnMeta, spec: LayerSpec) -> Any:
         """The step's cut into tiles; the layers of one kind share it."""
         if self._meta is not meta:
@@ -208,23 +217,48 @@ class NativeDecoder:
         self._plan = plan
         self._specs = list(dict.fromkeys(layer.spec for layer in layers))
         self._spec_of = [self._specs.index(layer.spec) for layer in layers]
-        self._cos_sin = cos_sin.float().contiguous()
-        self._decoder = native.Decoder(backend, eps)
+        self.native = native.Decoder(backend, eps, cos_sin)
+        self._kv: KVStore | None = None
         for layer in layers:
             weights = [part.weight for part in layer.linears]  # type: ignore[attr-defined]
             spec = layer.spec
-            self._decoder.add(
+            self.native.add(
                 layer.norm_before_attention, weights[0], layer.q_norm, layer.k_norm, weights[1],
                 layer.norm_before_mlp, weights[2], weights[3],
-                spec.n_heads, spec.n_kv_heads, spec.head_dim, spec.scale, spec.soft_cap,
+                spec.n_heads, spec.n_kv_heads, spec.head_dim, spec.scale, spec.soft_cap, spec.window,
             )  # fmt: skip
+
+    def use(self, kv: KVStore) -> None:
+        """Read and write `kv` from now on."""
+        if kv is not self._kv:
+            self.native.use(kv.k, kv.v)
+            self._kv = kv
 
     def __call__(self, embedded: Tensor, meta: AttnMeta, kv: KVStore) -> Tensor:
         """embedded [tokens, hidden] -> hidden states [tokens, hidden] before the final norm, float32."""
         hidden = embedded.float().clone(memory_format=torch.contiguous_format)
         distinct = [self._plan(meta, spec) for spec in self._specs]
         plans = [distinct[i] for i in self._spec_of]
-        self._decoder.run(
-            hidden, meta.positions, self._cos_sin, meta.slots, meta.copy_src, meta.copy_dst, plans, kv.k, kv.v
-        )
+        self.use(kv)
+        self.native.run(hidden, meta.positions, meta.slots, meta.copy_src, meta.copy_dst, plans)
         return hidden
+
+
+class NativeStep:
+    """A step's arrays in, its samples out, in one call; the GIL is held only to read the one and hand out the other."""
+
+    def __init__(self, decoder: NativeDecoder, embedding: Any, final_norm: Tensor, head: Any) -> None:
+        self._decoder = decoder
+        decoder.native.between(embedding, final_norm, head)
+
+    def __call__(
+        self,
+        arrays: StepArrays,
+        token_table: Tensor,
+        kv: KVStore,
+        adjusts: Sequence[tuple[int, LogitAdjust]] = (),
+        n_top: int = 0,
+    ) -> Drawn:
+        self._decoder.use(kv)
+        changes = [_change(row, adjust) for row, adjust in adjusts]
+        return Drawn(*self._decoder.native.step(arrays, token_table, kv.page_size, changes, n_top))

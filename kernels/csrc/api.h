@@ -24,21 +24,30 @@ inline bool is_quantized(Format f) { return f >= Format::Q8; }
 class Barrier {
  public:
   void wait(int size);
+  int64_t lost_ns() const { return lost_; }  // what all have waited beyond a first while
 
  private:
-  std::atomic<int> waiting_{0};
-  std::atomic<uint32_t> round_{0};
+  std::atomic<int64_t> lost_{0};
+  // The one that all write and the one that all watch, each in a cache line of its own.
+  alignas(64) std::atomic<int> waiting_{0};
+  alignas(64) std::atomic<uint32_t> round_{0};
+};
+
+struct Range {
+  int64_t begin, end;
 };
 
 struct Team {
   int id;
   int size;
   Barrier* barrier;
-  std::atomic<int64_t>* counters;  // two work counters, used in turn; the idle one is zero
+  std::atomic<int64_t>* counters;  // work counters, two for attention and two for the rest; each pair is used in turn, and
+                                   // the idle one is zero
   void sync() {
     if (size > 1) barrier->wait(size);
   }
   // This thread's contiguous share of n equal items.
+  Range share(int64_t n) const { return {n * id / size, n * (id + 1) / size}; }
   void share(int64_t n, int64_t* begin, int64_t* end) const {
     *begin = n * id / size;
     *end = n * (id + 1) / size;
@@ -149,11 +158,23 @@ struct Step {
   const int64_t* copy_dst;
 };
 
+// What stands before and after the layers: token ids become rows of `embedding`, chosen tokens' hidden states logits.
+struct Ends {
+  LinearWeight embedding;
+  const int64_t* ids;  // [tokens]
+  const float* final_norm;
+  LinearWeight head;
+  int64_t n_chosen;
+  const int64_t* chosen;  // [n_chosen] tokens of the step
+  float* logits;          // [n_chosen, vocab]
+};
+
 // Memory one call may use; sized by the caller, shared by the team.
 struct Scratch {
   float* wide;         // [tokens, widest layer output]
   float* narrow;       // [tokens, widest layer input]
   QuantizedRows rows;  // [tokens, widest layer input]
+  float* kept;         // [chosen, hidden], then [chosen, input of the last layer's `out`]
   float* partial;      // [n_partial, heads, dim + 2]
 };
 
@@ -211,6 +232,9 @@ struct Kernels {
   void (*attend)(Team&, const float* q, int64_t stride, const AttentionPlan&, const AttentionSpec&, const KvPages&,
                  float* partial, float* out);
   void (*layers)(Team&, const Layer*, int64_t n_layers, const Step&, const Scratch&, float* hidden);
+  // From token ids to the logits of the chosen tokens, and to what `choose` gives of the first of them.
+  void (*step)(Team&, const Layer*, int64_t n_layers, const Step&, const Scratch&, float* hidden, const Ends&,
+               const DrawRows&, const Report&);
   void (*draw)(Team&, const DrawRows&, int64_t* tokens);  // one token a row, from finite peaks
   void (*choose)(Team&, const DrawRows&, const Report&);  // adjust, take or draw, and report
   void (*report)(Team&, const DrawRows&, const Report&);  // only report, of given tokens

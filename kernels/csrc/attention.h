@@ -374,12 +374,16 @@ inline void take_turns(Team& team, int which, int64_t n, Work work) {
   if (team.id == 0) team.counters[which].store(0);
 }
 
+inline TileScratch own_scratch(const AttentionSpec& spec) {
+  thread_local std::vector<float> memory;  // grows to the largest model's tile, then stays
+  if (static_cast<int64_t>(memory.size()) < TileScratch::floats(spec)) memory.resize(TileScratch::floats(spec));
+  return TileScratch(memory.data(), spec);
+}
+
 inline void attend(Team& team, const float* q, int64_t stride, const AttentionPlan& plan, const AttentionSpec& spec,
                    const KvPages& kv, float* partial, float* out) {
   const Attention attention(q, stride, plan, spec, kv, partial, out);
-  thread_local std::vector<float> memory;  // grows to the largest model's tile, then stays
-  if (static_cast<int64_t>(memory.size()) < TileScratch::floats(spec)) memory.resize(TileScratch::floats(spec));
-  TileScratch scratch(memory.data(), spec);
+  TileScratch scratch = own_scratch(spec);
   auto tiles = [&](const std::vector<Tile>& list) {
     return [&](int64_t i) { attention.run(list[i / spec.kv_heads], static_cast<int>(i % spec.kv_heads), scratch); };
   };

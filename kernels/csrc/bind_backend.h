@@ -12,6 +12,33 @@ namespace {
 // One row's changes: (row, repetition ids, penalty, added ids, added values, mask words, forced).
 using Change = std::tuple<int64_t, Tensor, double, Tensor, Tensor, Tensor, int64_t>;
 
+// What is changed, row by row: null where nothing is.
+struct Changes {
+  std::vector<Adjustment> adjustments;
+  std::vector<const Adjustment*> of_row;
+
+  Changes(const std::vector<Change>& changes, int64_t rows, int64_t vocab) : of_row(rows, nullptr) {
+    adjustments.reserve(changes.size());
+    for (const Change& change : changes) {
+      const int64_t row = std::get<0>(change);
+      TORCH_CHECK(row >= 0 && row < rows && !of_row[row], "row ", row, " of ", rows, " is changed once at most");
+      adjustments.push_back(adjustment_of(change, vocab));
+      of_row[row] = &adjustments.back();
+    }
+  }
+
+  static Adjustment adjustment_of(const Change& change, int64_t vocab) {
+    const auto& [row, rep_ids, penalty, add_ids, add_values, mask, forced] = change;
+    (void)row;
+    TORCH_CHECK(add_ids.numel() == add_values.numel() && forced < vocab, "a change does not fit the vocabulary");
+    check_tokens_in(longs(rep_ids, "rep_ids"), rep_ids.numel(), vocab);
+    check_tokens_in(longs(add_ids, "add_ids"), add_ids.numel(), vocab);
+    return {longs(rep_ids, "rep_ids"), rep_ids.numel(), static_cast<float>(penalty), longs(add_ids, "add_ids"),
+            floats(add_values, "add_values"), add_ids.numel(), mask.numel() ? ints(mask, "mask") : nullptr,
+            mask.numel(), forced};
+  }
+};
+
 // What sampling tells of every row.
 struct Told {
   Tensor tokens, logprobs, top_ids, top_logprobs, failed, wanted;
@@ -155,7 +182,10 @@ class Backend {
     const Tensor query = as_float(q), key = as_float(k), value = as_float(v);
     check_tokens(plan, query.size(0));
     Step step{};
-    set_slots(step, slots, copy_src, copy_dst, query.size(0), k_pool);
+    step.tokens = query.size(0);
+    TORCH_CHECK(copy_src.numel() == copy_dst.numel(), "copies do not match");
+    set_slots(step, longs(slots, "slots"), slots.numel(), longs(copy_src, "copy_src"), longs(copy_dst, "copy_dst"),
+              copy_src.numel(), k_pool);
     Tensor out = at::empty(q.sizes(), at::kFloat);
     Tensor partial = at::empty({plan.plan.n_partial * spec.heads * (spec.dim + 18)}, at::kFloat);
     {
@@ -190,17 +220,9 @@ class Backend {
                    const Tensor& min_p, const Tensor& seed, const Tensor& counter, const std::vector<Change>& changes,
                    const Tensor& wanted, int64_t n_top) const {
     const DrawRows rows = draw_rows(logits, temperature, top_k, top_p, min_p, seed, counter);
-    std::vector<Adjustment> adjustments;
-    adjustments.reserve(changes.size());
-    std::vector<const Adjustment*> of_row(rows.n, nullptr);
-    for (const Change& change : changes) {
-      const int64_t row = std::get<0>(change);
-      TORCH_CHECK(row >= 0 && row < rows.n && !of_row[row], "row ", row, " of ", rows.n, " is changed once at most");
-      adjustments.push_back(adjustment_of(change, rows.vocab));
-      of_row[row] = &adjustments.back();
-    }
+    const Changes changed(changes, rows.n, rows.vocab);
     Told told(rows.n, n_top, wanted);
-    const Report report = told.report(of_row.data());
+    const Report report = told.report(changed.of_row.data());
     {
       py::gil_scoped_release release;
       parallel(rows.n == 1 ? 1 : threads_, [&](Team& team) { kernels_->choose(team, rows, report); });
@@ -248,22 +270,6 @@ class Backend {
             longs(counter, "counter")};
   }
 
-  static Adjustment adjustment_of(const Change& change, int64_t vocab) {
-    const auto& [row, rep_ids, penalty, add_ids, add_values, mask, forced] = change;
-    (void)row;
-    TORCH_CHECK(add_ids.numel() == add_values.numel() && forced < vocab, "a change does not fit the vocabulary");
-    check_tokens_in(longs(rep_ids, "rep_ids"), rep_ids.numel(), vocab);
-    check_tokens_in(longs(add_ids, "add_ids"), add_ids.numel(), vocab);
-    return {longs(rep_ids, "rep_ids"), rep_ids.numel(), static_cast<float>(penalty), longs(add_ids, "add_ids"),
-            floats(add_values, "add_values"), add_ids.numel(), mask.numel() ? ints(mask, "mask") : nullptr,
-            mask.numel(), forced};
-  }
-
-  static void check_tokens_in(const int64_t* tokens, int64_t n, int64_t vocab) {
-    for (int64_t i = 0; i < n; ++i)
-      TORCH_CHECK(tokens[i] >= 0 && tokens[i] < vocab, "token ", tokens[i], " of a vocabulary of ", vocab);
-  }
-
   static void check_range(const int32_t* values, int64_t n, int64_t limit, const char* name) {
     for (int64_t i = 0; i < n; ++i)
       TORCH_CHECK(values[i] >= 0 && values[i] < limit, name, " holds ", values[i], "; must be below ", limit);
@@ -274,19 +280,19 @@ class Backend {
                 " tokens, got ", tokens);
   }
 
-  static void set_slots(Step& step, const Tensor& slots, const Tensor& copy_src, const Tensor& copy_dst,
-                        int64_t tokens, const Tensor& pool) {
-    TORCH_CHECK(slots.numel() == tokens && copy_src.numel() == copy_dst.numel(), "slots do not match the tokens");
-    step.tokens = tokens;
-    step.slots = longs(slots, "slots");
-    step.n_copies = copy_src.numel();
-    step.copy_src = longs(copy_src, "copy_src");
-    step.copy_dst = longs(copy_dst, "copy_dst");
+  // Slots of `step.tokens` tokens, and copies within `pool`.
+  static void set_slots(Step& step, const int64_t* slots, int64_t n_slots, const int64_t* copy_src,
+                        const int64_t* copy_dst, int64_t n_copies, const Tensor& pool) {
+    TORCH_CHECK(n_slots == step.tokens, "slots do not match the tokens");
+    step.slots = slots;
+    step.n_copies = n_copies;
+    step.copy_src = copy_src;
+    step.copy_dst = copy_dst;
     const int64_t limit = pool.size(0) * pool.size(1);
     auto check = [&](const int64_t* at, int64_t n) {
       for (int64_t i = 0; i < n; ++i) TORCH_CHECK(at[i] >= 0 && at[i] < limit, "slot ", at[i], " of ", limit);
     };
-    check(step.slots, tokens);
+    check(step.slots, n_slots);
     check(step.copy_src, step.n_copies);
     check(step.copy_dst, step.n_copies);
   }

@@ -8,6 +8,7 @@
 
 #include "api.h"
 #include "memory.h"
+#include "team_size.h"
 
 namespace ramet {
 namespace {
@@ -15,15 +16,17 @@ namespace {
 namespace py = pybind11;
 using at::Tensor;
 
+// Returns what the threads lost waiting for late mates, in nanoseconds.
 template <class Work>
-void parallel(int threads, Work work) {
+int64_t parallel(int threads, Work work) {
   Barrier barrier;
-  std::atomic<int64_t> counters[2] = {{0}, {0}};
+  alignas(64) std::atomic<int64_t> counters[4] = {{0}, {0}, {0}, {0}};
 #pragma omp parallel num_threads(threads)
   {
     Team team{omp_get_thread_num(), omp_get_num_threads(), &barrier, counters};
     work(team);
   }
+  return barrier.lost_ns();
 }
 
 Format format_of(at::ScalarType type) {
@@ -63,6 +66,11 @@ const int32_t* ints(const Tensor& x, const char* name) { return pointer<int32_t>
 const int64_t* longs(const Tensor& x, const char* name) { return pointer<int64_t>(x, at::kLong, name); }
 const float* floats(const Tensor& x, const char* name) { return pointer<float>(x, at::kFloat, name); }
 
+void check_tokens_in(const int64_t* tokens, int64_t n, int64_t vocab) {
+  for (int64_t i = 0; i < n; ++i)
+    TORCH_CHECK(tokens[i] >= 0 && tokens[i] < vocab, "token ", tokens[i], " of a vocabulary of ", vocab);
+}
+
 // Memory that grows and stays: a step allocates nothing once the largest step was seen.
 class Arena {
  public:
@@ -79,7 +87,7 @@ class Arena {
   }
 
  private:
-  std::vector<float> slots_[5];
+  std::vector<float> slots_[8];
 };
 
 struct Weight {
@@ -102,6 +110,28 @@ struct Plan {
 
   int64_t keys_read() const { return plan.keys_read; }
 };
+
+// The cut of a step whose page tables are checked first. Whoever reads the plan keeps the tables alive.
+Plan plan_of(StepMeta meta, int64_t n_indices, int heads_per_kv, int window) {
+  const int64_t rows = meta.rows;
+  TORCH_CHECK(rows >= 0, "page tables do not match");
+  meta.tokens = meta.qo_indptr[rows];
+  for (int64_t i = 0; i < rows; ++i) {
+    const int64_t pages = meta.kv_indptr[i + 1] - meta.kv_indptr[i], q_len = meta.qo_indptr[i + 1] - meta.qo_indptr[i];
+    TORCH_CHECK(meta.kv_lens[i] >= q_len && meta.kv_lens[i] <= pages * meta.page_size, "row ", i, " has ",
+                meta.kv_lens[i], " keys for ", q_len, " queries in ", pages, " pages");
+  }
+  TORCH_CHECK(meta.kv_indptr[rows] <= n_indices, "kv_indices is too short");
+  Plan plan{};
+  plan.page_size = meta.page_size;
+  plan.max_page = -1;
+  for (int64_t i = 0; i < meta.kv_indptr[rows]; ++i) {
+    TORCH_CHECK(meta.kv_indices[i] >= 0, "negative page");
+    plan.max_page = std::max(plan.max_page, meta.kv_indices[i]);
+  }
+  plan.plan = plan_attention(meta, heads_per_kv, window);
+  return plan;
+}
 
 KvPages pages_of(const Tensor& k, const Tensor& v, const AttentionSpec& s, const Plan& plan) {
   TORCH_CHECK(k.dim() == 4 && k.sizes() == v.sizes() && k.is_contiguous() && v.is_contiguous(),

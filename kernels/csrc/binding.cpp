@@ -8,27 +8,12 @@ std::shared_ptr<Plan> make_plan(const Tensor& qo_indptr, const Tensor& kv_indptr
                                 const Tensor& kv_lens, const Tensor& share_indptr, const Tensor& share_n_pages,
                                 int page_size, int heads_per_kv, int window) {
   const int64_t rows = qo_indptr.numel() - 1;
-  TORCH_CHECK(rows >= 0 && kv_indptr.numel() == rows + 1 && kv_lens.numel() == rows, "page tables do not match");
-  StepMeta meta{rows, 0, ints(qo_indptr, "qo_indptr"), ints(kv_indptr, "kv_indptr"), ints(kv_indices, "kv_indices"),
-                ints(kv_lens, "kv_lens"), share_n_pages.numel(), ints(share_indptr, "share_indptr"),
-                ints(share_n_pages, "share_n_pages"), page_size};
-  meta.tokens = meta.qo_indptr[rows];
-  for (int64_t i = 0; i < rows; ++i) {
-    const int64_t pages = meta.kv_indptr[i + 1] - meta.kv_indptr[i], q_len = meta.qo_indptr[i + 1] - meta.qo_indptr[i];
-    TORCH_CHECK(meta.kv_lens[i] >= q_len && meta.kv_lens[i] <= pages * page_size, "row ", i, " has ", meta.kv_lens[i],
-                " keys for ", q_len, " queries in ", pages, " pages");
-  }
-  TORCH_CHECK(meta.kv_indptr[rows] <= kv_indices.numel(), "kv_indices is too short");
-  int32_t max_page = -1;
-  for (int64_t i = 0; i < meta.kv_indptr[rows]; ++i) {
-    TORCH_CHECK(meta.kv_indices[i] >= 0, "negative page");
-    max_page = std::max(max_page, meta.kv_indices[i]);
-  }
-  auto plan = std::make_shared<Plan>();
-  plan->plan = plan_attention(meta, heads_per_kv, window);
+  TORCH_CHECK(kv_indptr.numel() == rows + 1 && kv_lens.numel() == rows, "page tables do not match");
+  const StepMeta meta{rows, 0, ints(qo_indptr, "qo_indptr"), ints(kv_indptr, "kv_indptr"),
+                      ints(kv_indices, "kv_indices"), ints(kv_lens, "kv_lens"), share_n_pages.numel(),
+                      ints(share_indptr, "share_indptr"), ints(share_n_pages, "share_n_pages"), page_size};
+  auto plan = std::make_shared<Plan>(plan_of(meta, kv_indices.numel(), heads_per_kv, window));
   plan->kv_indices = kv_indices;
-  plan->page_size = page_size;
-  plan->max_page = max_page;
   return plan;
 }
 
@@ -57,10 +42,14 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
       .def("choose", &Backend::choose)
       .def("report", &Backend::report)
       .def("embed", &Backend::embed);
+  py::class_<TeamSize>(m, "TeamSize").def(py::init<int>()).def("next", &TeamSize::next).def("note", &TeamSize::note);
   py::class_<Decoder>(m, "Decoder")
-      .def(py::init<std::shared_ptr<Backend>, double>())
+      .def(py::init<std::shared_ptr<Backend>, double, const Tensor&>())
       .def("add", &Decoder::add)
-      .def("run", &Decoder::run);
+      .def("run", &Decoder::run)
+      .def("between", &Decoder::between)
+      .def("use", &Decoder::use)
+      .def("step", &Decoder::step);
 }
 
 }  // namespace ramet

@@ -1,97 +1,250 @@
-// All layers of a pre-norm decoder in one parallel region: phases between barriers, no allocation.
+// A step of a pre-norm decoder in one parallel region: phases between barriers, no allocation once the largest was seen.
 #pragma once
 
-#include "pointwise.h"
+#include "choosing.h"
 
 namespace ramet {
 namespace RAMET_ARCH {
 
+constexpr int64_t kFewRows = 2;  // so few rows are sooner prepared by every thread for itself than waited for
+constexpr int64_t kGrain = 4;    // panels that one thread takes at least
+constexpr int64_t kAsked = 16 << 10;  // bytes of the next weight that are asked for before its turn
+
+// Rows as a product reads them: float32, or quantised where its weight is.
+struct Rows {
+  const float* x;
+  QuantizedRows quantized;
+};
+
+// What a thread prepares for itself alone.
+struct OwnRows {
+  std::vector<float> x;
+  std::vector<int8_t> q;
+  std::vector<GroupScale> scales;
+
+  void grow(size_t n) {
+    if (x.size() >= n) return;
+    x.resize(n);
+    q.resize(n);
+    scales.resize(n / kGroup + kFewRows);
+  }
+};
+
+inline OwnRows& own_rows() {
+  thread_local OwnRows rows;
+  return rows;
+}
+
 class Decoder {
  public:
   Decoder(Team& team, const Step& step, const Scratch& scratch, float* hidden)
-      : team_(team), step_(step), scratch_(scratch), hidden_(hidden) {}
+      : team_(team), step_(step), scratch_(scratch), hidden_(hidden), rows_(step.tokens), own_(own_rows()) {}
 
-  void run(const Layer& layer) {
-    norm(layer.norm_before_attention, layer.qkv);
-    multiply(layer.qkv, scratch_.wide, false);
-    attention(layer);
-    add_product(layer.out);
-    norm(layer.norm_before_mlp, layer.gate_up);
-    multiply(layer.gate_up, scratch_.wide, false);
-    activate(layer.down);
-    multiply(layer.down, hidden_, true);
+  // `next`: the weight that is read after this layer.
+  void run(const Layer& layer, const LinearWeight* next) {
+    mix(layer);
+    think(layer, scratch_.narrow, next);
+  }
+
+  // The last layer, and the logits of the chosen tokens. Of the others only keys and values are still needed.
+  void finish(const Layer& layer, const Ends& ends) {
+    mix(layer);
+    if (!ends.n_chosen) return;
+    think(layer, keep(ends, layer.out.k), &ends.head);
+    multiply(ends.head, normed(ends.final_norm, ends.head), ends.logits, false, nullptr);
   }
 
  private:
-  QuantizedRows rows_of(const LinearWeight& w) const {
-    return {scratch_.rows.q, scratch_.rows.scales, w.k / kGroup};
+  // Attention: what the tokens take from each other, in scratch_.narrow.
+  void mix(const Layer& layer) {
+    multiply(layer.qkv, normed(layer.norm_before_attention, layer.qkv), scratch_.wide, false, &layer.out);
+    attention(layer);
+  }
+
+  // The rest, for `rows_` tokens each by itself.
+  void think(const Layer& layer, const float* mixed, const LinearWeight* next) {
+    LinearWeight gate_only = layer.gate_up;
+    gate_only.n /= 2;
+    multiply(layer.out, as_read(mixed, layer.out), hidden_, true, &gate_only);
+    gate(layer);
+    multiply(layer.down, {scratch_.narrow, shared(layer.down)}, hidden_, true, next);
+  }
+
+  // From here on there are the chosen tokens only. Returns what attention gave them.
+  const float* keep(const Ends& ends, int64_t width) {
+    float* mixed = scratch_.kept + ends.n_chosen * step_.hidden;
+    const auto [begin, end] = team_.share(ends.n_chosen);
+    for (int64_t i = begin; i < end; ++i) {
+      const int64_t token = ends.chosen[i];
+      std::memcpy(scratch_.kept + i * step_.hidden, hidden_ + token * step_.hidden, step_.hidden * sizeof(float));
+      std::memcpy(mixed + i * width, scratch_.narrow + token * width, width * sizeof(float));
+    }
+    team_.sync();
+    hidden_ = scratch_.kept;
+    rows_ = ends.n_chosen;
+    return mixed;
+  }
+
+  bool few() const { return rows_ <= kFewRows; }
+  QuantizedRows shared(const LinearWeight& w) const { return {scratch_.rows.q, scratch_.rows.scales, w.k / kGroup}; }
+  QuantizedRows own(const LinearWeight& w) const { return {own_.q.data(), own_.scales.data(), w.k / kGroup}; }
+
+  // Calls work(range) until all of [0, n) is done. Most is dealt out; the rest goes to whoever has time, since threads that
+  // share memory and a machine with others are never equally fast.
+  template <class Work>
+  void together(int64_t n, int64_t grain, const LinearWeight* next, Work work) {
+    if (team_.size == 1) return work(Range{0, n});
+    std::atomic<int64_t>& counter = team_.counters[2 + turn_];
+    const int64_t own = dealt(n, grain), begin = own * team_.size;
+    const int64_t piece = std::max(grain, (n - begin) / (4 * team_.size) / grain * grain);
+    if (own) work(Range{team_.id * own, (team_.id + 1) * own});
+    for (int64_t at = begin + counter.fetch_add(piece); at < n; at = begin + counter.fetch_add(piece))
+      work(Range{at, std::min(n, at + piece)});
+    if (next && few()) ask_for(*next);
+    team_.sync();
+    if (team_.id == 0) counter.store(0);
+    turn_ ^= 1;
+  }
+  int64_t dealt(int64_t n, int64_t grain) const { return n * 3 / 4 / team_.size / grain * grain; }
+
+  // Memory works while threads wait for each other: the beginning of what this one reads next.
+  void ask_for(const LinearWeight& w) const {
+    const int64_t panels = n_panels(w), bytes = packed_bytes(w.format, w.n, w.k);
+    const int64_t begin = team_.id * dealt(panels, kGrain) * (bytes / panels);
+    for (int64_t i = begin; i < std::min(bytes, begin + kAsked); i += 64) __builtin_prefetch(w.packed + i);
+  }
+
+  void multiply(const LinearWeight& w, const Rows& rows, float* out, bool accumulate, const LinearWeight* next) {
+    together(n_panels(w), kGrain, next, [&](Range panels) {
+      product(panels, w, rows.x, rows_, rows.quantized, out, accumulate);
+    });
   }
 
   // Normed hidden states, in the form `next` reads.
-  void norm(const float* weight, const LinearWeight& next) {
-    int64_t begin, end;
-    team_.share(step_.tokens, &begin, &end);
+  Rows normed(const float* weight, const LinearWeight& next) {
+    const int64_t width = step_.hidden;
+    if (few()) own_.grow(rows_ * width);
+    float* to = few() ? own_.x.data() : scratch_.narrow;
+    const QuantizedRows quantized = few() ? own(next) : shared(next);
+    const auto [begin, end] = few() ? Range{0, rows_} : team_.share(rows_);
     for (int64_t row = begin; row < end; ++row) {
-      float* to = scratch_.narrow + row * step_.hidden;
-      rms_norm_row(hidden_ + row * step_.hidden, nullptr, weight, step_.eps, step_.hidden, to, nullptr);
-      if (is_quantized(next.format)) quantize_row(to, row, 0, next.k / kGroup, rows_of(next));
+      rms_norm_row(hidden_ + row * width, nullptr, weight, step_.eps, width, to + row * width, nullptr);
+      if (is_quantized(next.format)) quantize_row(to + row * width, row, 0, quantized.groups, quantized);
     }
-    team_.sync();
+    if (!few()) team_.sync();
+    return {to, quantized};
   }
 
-  void multiply(const LinearWeight& w, float* out, bool accumulate) {
-    product(team_, w, scratch_.narrow, step_.tokens, rows_of(w), out, accumulate);
-    team_.sync();
+  // Rows that all threads have written, in the form `next` reads.
+  Rows as_read(const float* x, const LinearWeight& next) {
+    if (!is_quantized(next.format)) return {x, {}};
+    if (few()) own_.grow(rows_ * next.k);
+    const QuantizedRows quantized = few() ? own(next) : shared(next);
+    const int64_t n = rows_ * quantized.groups;
+    const auto [begin, end] = few() ? Range{0, n} : team_.share(n);
+    for (int64_t i = begin; i < end; ++i) {
+      const int64_t row = i / quantized.groups, g = i % quantized.groups;
+      quantize_row(x + row * next.k, row, g, g + 1, quantized);
+    }
+    if (!few()) team_.sync();
+    return {x, quantized};
   }
 
-  void add_product(const LinearWeight& w) {
-    linear(team_, w, scratch_.narrow, step_.tokens, rows_of(w), hidden_, true);
-    team_.sync();
+  // Norms and rotates what belongs to one KV head of one token, and stores its key and value.
+  void prepare(const Layer& layer, int64_t token, int64_t kv_head) {
+    const AttentionSpec& s = layer.spec;
+    const int64_t group = s.heads / s.kv_heads, head_bytes = kv_head_bytes(layer.kv.format, s.dim);
+    float* row = scratch_.wide + token * layer.qkv.n;
+    const float* cos_sin = step_.cos_sin + static_cast<int64_t>(step_.positions[token]) * s.dim;
+    auto turn = [&](float* x, const float* weight) {
+      if (weight) rms_norm_row(x, nullptr, weight, step_.eps, s.dim, x, nullptr);
+      rope_head(x, s.dim, cos_sin);
+    };
+    for (int64_t i = kv_head * group; i < (kv_head + 1) * group; ++i) turn(row + i * s.dim, layer.q_norm);
+    float* key = row + (s.heads + kv_head) * s.dim;
+    turn(key, layer.k_norm);
+    const int64_t at = (step_.slots[token] * s.kv_heads + kv_head) * head_bytes;
+    narrow_heads(layer.kv.format, key, 1, s.dim, layer.kv.k + at);
+    narrow_heads(layer.kv.format, key + s.kv_heads * s.dim, 1, s.dim, layer.kv.v + at);
   }
 
   void attention(const Layer& layer) {
-    const AttentionSpec& s = layer.spec;
-    const int64_t stride = layer.qkv.n, heads = s.heads + s.kv_heads;
-    int64_t begin, end;
-    team_.share(step_.tokens * heads, &begin, &end);
-    for (int64_t i = begin; i < end; ++i) {
-      const int64_t token = i / heads, head = i % heads;
-      float* x = scratch_.wide + token * stride + head * s.dim;
-      const float* weight = head < s.heads ? layer.q_norm : layer.k_norm;
-      if (weight) rms_norm_row(x, nullptr, weight, step_.eps, s.dim, x, nullptr);
-      rope_head(x, s.dim, step_.cos_sin + static_cast<int64_t>(step_.positions[token]) * s.dim);
-    }
+    const AttentionPlan& plan = *layer.plan;
+    if (plan.own.size() == 1 && plan.merged.empty() && !step_.n_copies) return attention_by_head(layer);
+    const int64_t heads = layer.spec.kv_heads;
+    const auto [begin, end] = team_.share(step_.tokens * heads);
+    for (int64_t i = begin; i < end; ++i) prepare(layer, i / heads, i % heads);
     team_.sync();
-    const float* k = scratch_.wide + static_cast<int64_t>(s.heads) * s.dim;
-    store_kv(team_, k, k + static_cast<int64_t>(s.kv_heads) * s.dim, stride, step_, s, layer.kv);
-    attend(team_, scratch_.wide, stride, *layer.plan, s, layer.kv, scratch_.partial, scratch_.narrow);
+    if (step_.n_copies) {
+      copy_slots(team_, step_, layer.spec, layer.kv);
+      team_.sync();
+    }
+    attend(team_, scratch_.wide, layer.qkv.n, plan, layer.spec, layer.kv, scratch_.partial, scratch_.narrow);
   }
 
-  // silu(gate) * up, in the form `next` reads; cut finer than rows so that one row keeps every thread busy.
-  void activate(const LinearWeight& next) {
-    const int64_t n = step_.intermediate, cut = kGroup * 8, pieces = ceil_div(n, cut);
-    int64_t begin, end;
-    team_.share(step_.tokens * pieces, &begin, &end);
-    for (int64_t i = begin; i < end; ++i) {
-      const int64_t row = i / pieces, from = i % pieces * cut, count = std::min(cut, n - from);
-      const float* gate = scratch_.wide + row * 2 * n + from;
-      float* to = scratch_.narrow + row * n + from;
-      silu_mul_some(gate, gate + n, count, to);
-      if (is_quantized(next.format)) quantize_row(to - from, row, from / kGroup, (from + count) / kGroup, rows_of(next));
+  // One tile: who prepares a KV head also attends, so nobody waits in between.
+  void attention_by_head(const Layer& layer) {
+    const AttentionSpec& s = layer.spec;
+    const Attention attention(scratch_.wide, layer.qkv.n, *layer.plan, s, layer.kv, scratch_.partial, scratch_.narrow);
+    TileScratch scratch = own_scratch(s);
+    take_turns(team_, 0, s.kv_heads, [&](int64_t head) {
+      for (int64_t token = 0; token < step_.tokens; ++token) prepare(layer, token, head);
+      attention.run(layer.plan->own[0], static_cast<int>(head), scratch);
+    });
+  }
+
+  // silu(gate) * up, in the form the next product reads. A thread takes whole groups of columns of both halves, so with
+  // rows of its own to read from it need not wait for the others in between.
+  void gate(const Layer& layer) {
+    const LinearWeight& w = layer.gate_up;
+    const int64_t n = step_.intermediate, per_group = kGroup / panel_width(w.format);
+    const Rows rows = normed(layer.norm_before_mlp, w);
+    const bool at_once = few() && n % kGroup == 0;
+    if (!at_once) multiply(w, rows, scratch_.wide, false, nullptr);
+    together(ceil_div(n, kGroup), 1, &layer.down, [&](Range groups) {
+      const int64_t begin = groups.begin * per_group, end = groups.end * per_group, up = n / kGroup * per_group;
+      if (at_once) {
+        product({begin, end}, w, rows.x, rows_, rows.quantized, scratch_.wide, false);
+        product({up + begin, up + end}, w, rows.x, rows_, rows.quantized, scratch_.wide, false);
+      }
+      activate(layer.down, groups.begin * kGroup, std::min(n, groups.end * kGroup));
+    });
+  }
+
+  void activate(const LinearWeight& next, int64_t begin, int64_t end) {
+    const int64_t n = step_.intermediate;
+    if (begin >= end) return;
+    for (int64_t row = 0; row < rows_; ++row) {
+      const float* gate = scratch_.wide + row * 2 * n;
+      float* to = scratch_.narrow + row * n;
+      silu_mul_some(gate + begin, gate + n + begin, end - begin, to + begin);
+      if (is_quantized(next.format)) quantize_row(to, row, begin / kGroup, end / kGroup, shared(next));
     }
-    team_.sync();
   }
 
   Team& team_;
   const Step& step_;
   const Scratch& scratch_;
   float* hidden_;
+  int64_t rows_;
+  int turn_ = 0;
+  OwnRows& own_;
 };
 
 inline void layers(Team& team, const Layer* all, int64_t n_layers, const Step& step, const Scratch& scratch,
                    float* hidden) {
   Decoder decoder(team, step, scratch, hidden);
-  for (int64_t i = 0; i < n_layers; ++i) decoder.run(all[i]);
+  for (int64_t i = 0; i < n_layers; ++i) decoder.run(all[i], i + 1 < n_layers ? &all[i + 1].qkv : nullptr);
+}
+
+inline void whole_step(Team& team, const Layer* all, int64_t n_layers, const Step& step, const Scratch& scratch,
+                       float* hidden, const Ends& ends, const DrawRows& rows, const Report& report) {
+  embed(team, ends.embedding, ends.ids, step.tokens, hidden);
+  team.sync();
+  Decoder decoder(team, step, scratch, hidden);
+  for (int64_t i = 0; i + 1 < n_layers; ++i) decoder.run(all[i], &all[i + 1].qkv);
+  decoder.finish(all[n_layers - 1], ends);
+  choose(team, rows, report);
 }
 
 }  // namespace RAMET_ARCH

@@ -15,60 +15,78 @@
 namespace ramet {
 namespace RAMET_ARCH {
 
-constexpr int64_t kAhead = 8192;  // bytes a product with one row asks for ahead of use
+constexpr int64_t kAhead = 8192;  // bytes that are asked for ahead of use
+
+constexpr int64_t kRowsCached = 192 << 10;  // bytes of quantised rows
 
 // ---------------------------------------------------------------- products
 
-template <Format F, int R>
+// R rows times P neighbouring panels.
+template <Format F, int R, int P>
 inline void quant_rows(const LinearWeight& w, int64_t panel, const QuantizedRows& x, int64_t row, float* out,
                        bool accumulate) {
-  const int64_t groups = x.groups;
-  const uint8_t* from = w.packed + panel * groups * group_bytes(F);
+  const int64_t groups = x.groups, stride = groups * group_bytes(F);
+  const uint8_t* from = w.packed + panel * stride;
   const int8_t* q[R];
   const GroupScale* scales[R];
-  vf total[R], dot[R];
+  const bool first = row == 0;  // to read these weights
+  vf total[P][R], dot[P][R];
   for (int r = 0; r < R; ++r) {
     q[r] = x.q + (row + r) * groups * kGroup;
     scales[r] = x.scales + (row + r) * groups;
-    total[r] = zero();
+    for (int p = 0; p < P; ++p) total[p][r] = zero();
   }
   for (int64_t g = 0; g < groups; ++g, from += group_bytes(F)) {
-    const vf d = load_f16(reinterpret_cast<const uint16_t*>(from));
-    vf m = zero();
-    if (F == Format::Q4_1) m = load_f16(reinterpret_cast<const uint16_t*>(from + 2 * W));
-    if (F == Format::Q4_0) m = mul(d, set1(-8.0f));
     const uint8_t* quants = from + (F == Format::Q4_1 ? 4 * W : 2 * W);
-    for (int64_t line = 0; R == 1 && line < group_bytes(F); line += 64) __builtin_prefetch(from + kAhead + line);
-    if (F == Format::Q8) dot_q8<R>(quants, q, scales, g, dot);
-    else dot_q4<R>(quants, q, scales, g, dot);
-    for (int r = 0; r < R; ++r) {
-      total[r] = fma(dot[r], mul(d, set1(scales[r][g].scale)), total[r]);
-      if (F != Format::Q8) total[r] = fma(m, set1(scales[r][g].scaled_sum), total[r]);
-      q[r] += kGroup;
+    for (int p = 0; first && p < P; ++p)
+      for (int64_t line = 0; line < group_bytes(F); line += 64) __builtin_prefetch(from + p * stride + kAhead + line);
+    if (F == Format::Q8) dot_q8<R, P>(quants, stride, q, scales, g, dot);
+    else dot_q4<R, P>(quants, stride, q, scales, g, dot);
+    for (int p = 0; p < P; ++p) {
+      const uint16_t* head = reinterpret_cast<const uint16_t*>(from + p * stride);
+      const vf d = load_f16(head);
+      const vf m = F == Format::Q4_1 ? load_f16(head + W) : F == Format::Q4_0 ? mul(d, set1(-8.0f)) : zero();
+      for (int r = 0; r < R; ++r) {
+        total[p][r] = fma(dot[p][r], mul(d, set1(scales[r][g].scale)), total[p][r]);
+        if (F != Format::Q8) total[p][r] = fma(m, set1(scales[r][g].scaled_sum), total[p][r]);
+      }
     }
+    for (int r = 0; r < R; ++r) q[r] += kGroup;
   }
-  const int64_t column = panel * kQuantPanel, count = std::min<int64_t>(W, w.n - column);
-  for (int r = 0; r < R; ++r)
-    emit(total[r], w.bias ? w.bias + column : nullptr, out + (row + r) * w.n + column, count, accumulate);
+  for (int p = 0; p < P; ++p) {
+    const int64_t column = (panel + p) * kQuantPanel, count = std::min<int64_t>(W, w.n - column);
+    for (int r = 0; r < R; ++r)
+      emit(total[p][r], w.bias ? w.bias + column : nullptr, out + (row + r) * w.n + column, count, accumulate);
+  }
+}
+
+template <Format F, int P>
+inline void quant_panels(const LinearWeight& w, int64_t panel, const QuantizedRows& x, int64_t row, int64_t end,
+                         float* out, bool accumulate) {
+  for (; row + 4 <= end; row += 4) quant_rows<F, 4, P>(w, panel, x, row, out, accumulate);
+  if (end - row == 3) quant_rows<F, 3, P>(w, panel, x, row, out, accumulate);
+  if (end - row == 2) quant_rows<F, 2, P>(w, panel, x, row, out, accumulate);
+  if (end - row == 1) quant_rows<F, 1, P>(w, panel, x, row, out, accumulate);
 }
 
 template <Format F>
-inline void quant_product(Team& team, const LinearWeight& w, const QuantizedRows& x, int64_t m, float* out,
+inline void quant_product(Range panels, const LinearWeight& w, const QuantizedRows& x, int64_t m, float* out,
                           bool accumulate) {
-  int64_t begin, end;
-  team.share(ceil_div(w.n, kQuantPanel), &begin, &end);
 #if defined(RAMET_AMX)
   const int64_t tiled = m / kTile * kTile;  // the integer sums are exact, so a row's bits are the same either way
-  if (tiled) tile_quant_panels<F>(w, begin, end, x, tiled, out, accumulate);
+  if (tiled) tile_quant_panels<F>(w, panels.begin, panels.end, x, tiled, out, accumulate);
 #else
   const int64_t tiled = 0;
 #endif
-  for (int64_t panel = begin; panel < end; ++panel) {
-    int64_t row = tiled;
-    for (; row + 4 <= m; row += 4) quant_rows<F, 4>(w, panel, x, row, out, accumulate);
-    if (m - row == 3) quant_rows<F, 3>(w, panel, x, row, out, accumulate);
-    if (m - row == 2) quant_rows<F, 2>(w, panel, x, row, out, accumulate);
-    if (m - row == 1) quant_rows<F, 1>(w, panel, x, row, out, accumulate);
+  // As many rows at a time as the second cache holds while all panels pass by them.
+  const int64_t row_bytes = x.groups * (kGroup + static_cast<int64_t>(sizeof(GroupScale)));
+  const int64_t at_once = std::max<int64_t>(4, kRowsCached / row_bytes / 4 * 4);
+  for (int64_t row = tiled; row < m; row += at_once) {
+    const int64_t end = std::min(m, row + at_once);
+    int64_t panel = panels.begin;
+    if (m > 1)
+      for (; panel + 2 <= panels.end; panel += 2) quant_panels<F, 2>(w, panel, x, row, end, out, accumulate);
+    for (; panel < panels.end; ++panel) quant_panels<F, 1>(w, panel, x, row, end, out, accumulate);
   }
 }
 
@@ -118,9 +136,9 @@ inline int64_t float_panels(const LinearWeight& w, int64_t panel, int64_t end, c
 }
 
 template <Format F>
-inline void float_product(Team& team, const LinearWeight& w, const float* x, int64_t m, float* out, bool accumulate) {
-  int64_t begin, end;
-  team.share(ceil_div(w.n, kFloatPanel), &begin, &end);
+inline void float_product(Range panels, const LinearWeight& w, const float* x, int64_t m, float* out,
+                          bool accumulate) {
+  const auto [begin, end] = panels;
   if (m < 4) {
     int64_t panel = begin;
     if (m == 1) panel = float_panels<F, 1, 4>(w, panel, end, x, 0, out, accumulate);
@@ -146,20 +164,20 @@ inline void float_product(Team& team, const LinearWeight& w, const float* x, int
   }
 }
 
-// The product alone: for a quantised weight the activations are in `rows` already.
-inline void product(Team& team, const LinearWeight& w, const float* x, int64_t m, const QuantizedRows& rows, float* out,
-                    bool accumulate) {
+// What `rows` or `x` gives for some panels of output channels; a quantised weight reads `rows`, another one `x`.
+inline void product(Range panels, const LinearWeight& w, const float* x, int64_t m, const QuantizedRows& rows,
+                    float* out, bool accumulate) {
   switch (w.format) {
-    case Format::F32: return float_product<Format::F32>(team, w, x, m, out, accumulate);
+    case Format::F32: return float_product<Format::F32>(panels, w, x, m, out, accumulate);
 #if defined(RAMET_BF16_DOT)
-    case Format::BF16: return bf16_product(team, w, x, m, out, accumulate);
+    case Format::BF16: return bf16_product(panels, w, x, m, out, accumulate);
 #else
-    case Format::BF16: return float_product<Format::BF16>(team, w, x, m, out, accumulate);
+    case Format::BF16: return float_product<Format::BF16>(panels, w, x, m, out, accumulate);
 #endif
-    case Format::F16: return float_product<Format::F16>(team, w, x, m, out, accumulate);
-    case Format::Q8: return quant_product<Format::Q8>(team, w, rows, m, out, accumulate);
-    case Format::Q4_0: return quant_product<Format::Q4_0>(team, w, rows, m, out, accumulate);
-    case Format::Q4_1: return quant_product<Format::Q4_1>(team, w, rows, m, out, accumulate);
+    case Format::F16: return float_product<Format::F16>(panels, w, x, m, out, accumulate);
+    case Format::Q8: return quant_product<Format::Q8>(panels, w, rows, m, out, accumulate);
+    case Format::Q4_0: return quant_product<Format::Q4_0>(panels, w, rows, m, out, accumulate);
+    case Format::Q4_1: return quant_product<Format::Q4_1>(panels, w, rows, m, out, accumulate);
     default: return;  // a KV format: no weight has one
   }
 }
@@ -177,7 +195,7 @@ inline void linear(Team& team, const LinearWeight& w, const float* x, int64_t m,
     }
     team.sync();
   }
-  product(team, w, x, m, rows, out, accumulate);
+  product(team.share(n_panels(w)), w, x, m, rows, out, accumulate);
 }
 
 }  // namespace RAMET_ARCH

@@ -66,10 +66,10 @@ inline void tile_bf16(const LinearWeight& w, int64_t panel, const uint16_t* x, i
   }
 }
 
-inline void bf16_product(Team& team, const LinearWeight& w, const float* x, int64_t m, float* out, bool accumulate) {
+inline void bf16_product(Range panels, const LinearWeight& w, const float* x, int64_t m, float* out,
+                         bool accumulate) {
   thread_local std::vector<uint16_t> memory;
-  int64_t begin, end;
-  team.share(ceil_div(w.n, kFloatPanel), &begin, &end);
+  const auto [begin, end] = panels;
   if (begin == end) return;
   const int64_t k = padded_k(Format::BF16, w.k), rows = m < kTile ? m : ceil_div(m, kTile) * kTile;
   memory.assign(rows * k, 0);  // the last tile's missing rows are zeros

@@ -46,10 +46,10 @@ inline void bf16_rows(const LinearWeight& w, int64_t panel, const uint16_t* x, i
       }
 }
 
-inline void bf16_product(Team& team, const LinearWeight& w, const float* x, int64_t m, float* out, bool accumulate) {
+inline void bf16_product(Range panels, const LinearWeight& w, const float* x, int64_t m, float* out,
+                         bool accumulate) {
   thread_local std::vector<uint16_t> memory;
-  int64_t begin, end;
-  team.share(ceil_div(w.n, kFloatPanel), &begin, &end);
+  const auto [begin, end] = panels;
   if (begin == end) return;
   const uint16_t* rows = narrow_rows(x, m, w.k, padded_k(Format::BF16, w.k), memory);
   int64_t panel = begin;

@@ -14,6 +14,9 @@ constexpr int kQuantPanel = W;      // and quantised ones
 
 inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
+inline int64_t panel_width(Format f) { return is_quantized(f) ? kQuantPanel : kFloatPanel; }
+inline int64_t n_panels(const LinearWeight& w) { return ceil_div(w.n, panel_width(w.format)); }
+
 inline int64_t element_bytes(Format f) { return f == Format::F32 ? 4 : 2; }
 
 // Neighbours along the input dimension that a float format keeps together, a channel's side by side: bfloat16 goes in

@@ -77,22 +77,27 @@ inline void rope(Team& team, float* x, int64_t tokens, int64_t heads, int64_t di
     rope_head(x + i / heads * stride + i % heads * dim, dim, cos_sin + positions[i / heads] * dim);
 }
 
+// What is stored must be visible to all: the caller syncs before and after.
+inline void copy_slots(Team& team, const Step& step, const AttentionSpec& s, const KvPages& kv) {
+  const int64_t bytes = s.kv_heads * kv_head_bytes(kv.format, s.dim);
+  const auto [begin, end] = team.share(step.n_copies);
+  for (int64_t i = begin; i < end; ++i) {
+    std::memcpy(kv.k + step.copy_dst[i] * bytes, kv.k + step.copy_src[i] * bytes, bytes);
+    std::memcpy(kv.v + step.copy_dst[i] * bytes, kv.v + step.copy_src[i] * bytes, bytes);
+  }
+}
+
 inline void store_kv(Team& team, const float* k, const float* v, int64_t stride, const Step& step,
                      const AttentionSpec& s, const KvPages& kv) {
   const int64_t bytes = s.kv_heads * kv_head_bytes(kv.format, s.dim);
-  int64_t begin, end;
-  team.share(step.tokens, &begin, &end);
+  const auto [begin, end] = team.share(step.tokens);
   for (int64_t t = begin; t < end; ++t) {
     narrow_heads(kv.format, k + t * stride, s.kv_heads, s.dim, kv.k + step.slots[t] * bytes);
     narrow_heads(kv.format, v + t * stride, s.kv_heads, s.dim, kv.v + step.slots[t] * bytes);
   }
   team.sync();
   if (!step.n_copies) return;
-  team.share(step.n_copies, &begin, &end);
-  for (int64_t i = begin; i < end; ++i) {
-    std::memcpy(kv.k + step.copy_dst[i] * bytes, kv.k + step.copy_src[i] * bytes, bytes);
-    std::memcpy(kv.v + step.copy_dst[i] * bytes, kv.v + step.copy_src[i] * bytes, bytes);
-  }
+  copy_slots(team, step, s, kv);
   team.sync();
 }
 

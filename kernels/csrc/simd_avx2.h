@@ -70,44 +70,62 @@ inline void store_int8(int8_t* p, vf x) {
 // Keeps the compiler from adding the products up as a tree, which spills every one of them.
 inline void pin(__m256i& x) { asm("" : "+x"(x)); }
 
-// Dot products of one group of 32: lane c holds output channel c. `w` is the group's packed quants (word j of
-// channel c at (j * W + c) * 4), `x[r]` row r's 32 int8. The integer sums are exact.
-template <int R>
-inline void dot_q4(const uint8_t* w, const int8_t* const* x, const GroupScale* const*, int64_t, vf* out) {
+// Dot products of one group of 32 for R rows and P panels: lane c holds a panel's output channel c. `w` is the group's
+// packed quants (word j of channel c at (j * W + c) * 4), the next panel's `stride` bytes on, `x[r]` row r's 32 int8. The
+// integer sums are exact.
+template <int R, int P>
+inline void dot_q4(const uint8_t* w, int64_t stride, const int8_t* const* x, const GroupScale* const*, int64_t,
+                   vf (*out)[R]) {
   const __m256i nibble = _mm256_set1_epi8(15), ones = _mm256_set1_epi16(1);
-  __m256i sum[R];  // int16: at most 8 * 2 * 15 * 127 = 30480 in magnitude
-  for (int r = 0; r < R; ++r) sum[r] = _mm256_setzero_si256();
+  __m256i sum[P][R];  // int16: at most 8 * 2 * 15 * 127 = 30480 in magnitude
+  for (int p = 0; p < P; ++p)
+    for (int r = 0; r < R; ++r) sum[p][r] = _mm256_setzero_si256();
   for (int j = 0; j < 4; ++j) {
-    const __m256i both = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(w + j * 32));
-    const __m256i low = _mm256_and_si256(both, nibble), high = _mm256_and_si256(_mm256_srli_epi16(both, 4), nibble);
+    __m256i low[P], high[P];
+    for (int p = 0; p < P; ++p) {
+      const __m256i both = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(w + p * stride + j * 32));
+      low[p] = _mm256_and_si256(both, nibble);
+      high[p] = _mm256_and_si256(_mm256_srli_epi16(both, 4), nibble);
+    }
     for (int r = 0; r < R; ++r) {
       const __m256i xl = _mm256_set1_epi32(*reinterpret_cast<const int32_t*>(x[r] + 4 * j));
       const __m256i xh = _mm256_set1_epi32(*reinterpret_cast<const int32_t*>(x[r] + 16 + 4 * j));
-      sum[r] = _mm256_add_epi16(sum[r], _mm256_maddubs_epi16(low, xl));
-      sum[r] = _mm256_add_epi16(sum[r], _mm256_maddubs_epi16(high, xh));
-      pin(sum[r]);
+      for (int p = 0; p < P; ++p) {
+        sum[p][r] = _mm256_add_epi16(sum[p][r], _mm256_maddubs_epi16(low[p], xl));
+        sum[p][r] = _mm256_add_epi16(sum[p][r], _mm256_maddubs_epi16(high[p], xh));
+        pin(sum[p][r]);
+      }
     }
   }
-  for (int r = 0; r < R; ++r) out[r] = _mm256_cvtepi32_ps(_mm256_madd_epi16(sum[r], ones));
+  for (int p = 0; p < P; ++p)
+    for (int r = 0; r < R; ++r) out[p][r] = _mm256_cvtepi32_ps(_mm256_madd_epi16(sum[p][r], ones));
 }
 
-template <int R>
-inline void dot_q8(const uint8_t* w, const int8_t* const* x, const GroupScale* const*, int64_t, vf* out) {
+template <int R, int P>
+inline void dot_q8(const uint8_t* w, int64_t stride, const int8_t* const* x, const GroupScale* const*, int64_t,
+                   vf (*out)[R]) {
   const __m256i ones = _mm256_set1_epi16(1);
-  __m256i sum[R];
-  for (int r = 0; r < R; ++r) sum[r] = _mm256_setzero_si256();
+  __m256i sum[P][R];
+  for (int p = 0; p < P; ++p)
+    for (int r = 0; r < R; ++r) sum[p][r] = _mm256_setzero_si256();
   for (int j = 0; j < 8; ++j) {
-    const __m256i q = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(w + j * 32));
-    const __m256i magnitude = _mm256_abs_epi8(q);  // 128 at most, as unsigned
+    __m256i q[P], magnitude[P];
+    for (int p = 0; p < P; ++p) {
+      q[p] = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(w + p * stride + j * 32));
+      magnitude[p] = _mm256_abs_epi8(q[p]);  // 128 at most, as unsigned
+    }
     for (int r = 0; r < R; ++r) {
       const __m256i xv = _mm256_set1_epi32(*reinterpret_cast<const int32_t*>(x[r] + 4 * j));
-      // pairs: at most 2 * 128 * 127 = 32512, so the saturating add never saturates
-      const __m256i pairs = _mm256_maddubs_epi16(magnitude, _mm256_sign_epi8(xv, q));
-      sum[r] = _mm256_add_epi32(sum[r], _mm256_madd_epi16(pairs, ones));
-      pin(sum[r]);
+      for (int p = 0; p < P; ++p) {
+        // pairs: at most 2 * 128 * 127 = 32512, so the saturating add never saturates
+        const __m256i pairs = _mm256_maddubs_epi16(magnitude[p], _mm256_sign_epi8(xv, q[p]));
+        sum[p][r] = _mm256_add_epi32(sum[p][r], _mm256_madd_epi16(pairs, ones));
+        pin(sum[p][r]);
+      }
     }
   }
-  for (int r = 0; r < R; ++r) out[r] = _mm256_cvtepi32_ps(sum[r]);
+  for (int p = 0; p < P; ++p)
+    for (int r = 0; r < R; ++r) out[p][r] = _mm256_cvtepi32_ps(sum[p][r]);
 }
 
 }  // namespace RAMET_ARCH

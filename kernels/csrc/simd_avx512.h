@@ -58,36 +58,48 @@ inline void store_int8(int8_t* p, vf x) {
 
 // Dot products of one group of 32: lane c holds output channel c. `w` is the group's packed quants (word j of
 // channel c at (j * W + c) * 4), `x[r]` row r's 32 int8. The integer sums are exact.
-template <int R>
-inline void dot_q4(const uint8_t* w, const int8_t* const* x, const GroupScale* const*, int64_t, vf* out) {
+template <int R, int P>
+inline void dot_q4(const uint8_t* w, int64_t stride, const int8_t* const* x, const GroupScale* const*, int64_t,
+                   vf (*out)[R]) {
   const __m512i nibble = _mm512_set1_epi8(15);
-  __m512i sum[R];
-  for (int r = 0; r < R; ++r) sum[r] = _mm512_setzero_si512();
+  __m512i sum[P][R];
+  for (int p = 0; p < P; ++p)
+    for (int r = 0; r < R; ++r) sum[p][r] = _mm512_setzero_si512();
   for (int j = 0; j < 4; ++j) {
-    const __m512i both = _mm512_loadu_si512(w + j * 64);
-    const __m512i low = _mm512_and_si512(both, nibble), high = _mm512_and_si512(_mm512_srli_epi16(both, 4), nibble);
+    __m512i low[P], high[P];
+    for (int p = 0; p < P; ++p) {
+      const __m512i both = _mm512_loadu_si512(w + p * stride + j * 64);
+      low[p] = _mm512_and_si512(both, nibble);
+      high[p] = _mm512_and_si512(_mm512_srli_epi16(both, 4), nibble);
+    }
     for (int r = 0; r < R; ++r) {
       const __m512i xl = _mm512_set1_epi32(*reinterpret_cast<const int32_t*>(x[r] + 4 * j));
       const __m512i xh = _mm512_set1_epi32(*reinterpret_cast<const int32_t*>(x[r] + 16 + 4 * j));
-      sum[r] = _mm512_dpbusd_epi32(_mm512_dpbusd_epi32(sum[r], low, xl), high, xh);
+      for (int p = 0; p < P; ++p)
+        sum[p][r] = _mm512_dpbusd_epi32(_mm512_dpbusd_epi32(sum[p][r], low[p], xl), high[p], xh);
     }
   }
-  for (int r = 0; r < R; ++r) out[r] = _mm512_cvtepi32_ps(sum[r]);
+  for (int p = 0; p < P; ++p)
+    for (int r = 0; r < R; ++r) out[p][r] = _mm512_cvtepi32_ps(sum[p][r]);
 }
 
-template <int R>
-inline void dot_q8(const uint8_t* w, const int8_t* const* x, const GroupScale* const* scales, int64_t group, vf* out) {
+template <int R, int P>
+inline void dot_q8(const uint8_t* w, int64_t stride, const int8_t* const* x, const GroupScale* const* scales,
+                   int64_t group, vf (*out)[R]) {
   const __m512i flip = _mm512_set1_epi8(static_cast<char>(0x80));  // q + 128, unsigned
-  __m512i sum[R];
-  for (int r = 0; r < R; ++r) sum[r] = _mm512_set1_epi32(-128 * scales[r][group].sum);
+  __m512i sum[P][R];
+  for (int p = 0; p < P; ++p)
+    for (int r = 0; r < R; ++r) sum[p][r] = _mm512_set1_epi32(-128 * scales[r][group].sum);
   for (int j = 0; j < 8; ++j) {
-    const __m512i q = _mm512_xor_si512(_mm512_loadu_si512(w + j * 64), flip);
+    __m512i q[P];
+    for (int p = 0; p < P; ++p) q[p] = _mm512_xor_si512(_mm512_loadu_si512(w + p * stride + j * 64), flip);
     for (int r = 0; r < R; ++r) {
       const __m512i xv = _mm512_set1_epi32(*reinterpret_cast<const int32_t*>(x[r] + 4 * j));
-      sum[r] = _mm512_dpbusd_epi32(sum[r], q, xv);
+      for (int p = 0; p < P; ++p) sum[p][r] = _mm512_dpbusd_epi32(sum[p][r], q[p], xv);
     }
   }
-  for (int r = 0; r < R; ++r) out[r] = _mm512_cvtepi32_ps(sum[r]);
+  for (int p = 0; p < P; ++p)
+    for (int r = 0; r < R; ++r) out[p][r] = _mm512_cvtepi32_ps(sum[p][r]);
 }
 
 inline vf load_int32(const int32_t* p) { return _mm512_cvtepi32_ps(_mm512_loadu_si512(p)); }

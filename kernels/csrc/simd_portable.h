@@ -117,29 +117,31 @@ inline void store_int8(int8_t* p, vf x) {
 
 // Dot products of one group of 32: lane c holds output channel c. `w` is the group's packed quants (word j of
 // channel c at (j * W + c) * 4), `x[r]` row r's 32 int8. The integer sums are exact.
-template <int R>
-inline void dot_q4(const uint8_t* w, const int8_t* const* x, const GroupScale* const*, int64_t, vf* out) {
-  for (int r = 0; r < R; ++r) {
-    out[r] = lanes([&](int c) {
-      int32_t sum = 0;
-      for (int i = 0; i < 16; ++i) {
-        const uint8_t both = w[(i / 4 * W + c) * 4 + i % 4];
-        sum += (both & 15) * x[r][i] + (both >> 4) * x[r][16 + i];
-      }
-      return static_cast<float>(sum);
-    });
-  }
+template <int R, int P>
+inline void dot_q4(const uint8_t* w, int64_t stride, const int8_t* const* x, const GroupScale* const*, int64_t,
+                   vf (*out)[R]) {
+  for (int p = 0; p < P; ++p, w += stride)
+    for (int r = 0; r < R; ++r)
+      out[p][r] = lanes([&](int c) {
+        int32_t sum = 0;
+        for (int i = 0; i < 16; ++i) {
+          const uint8_t both = w[(i / 4 * W + c) * 4 + i % 4];
+          sum += (both & 15) * x[r][i] + (both >> 4) * x[r][16 + i];
+        }
+        return static_cast<float>(sum);
+      });
 }
 
-template <int R>
-inline void dot_q8(const uint8_t* w, const int8_t* const* x, const GroupScale* const*, int64_t, vf* out) {
-  for (int r = 0; r < R; ++r) {
-    out[r] = lanes([&](int c) {
-      int32_t sum = 0;
-      for (int i = 0; i < 32; ++i) sum += static_cast<int8_t>(w[(i / 4 * W + c) * 4 + i % 4]) * x[r][i];
-      return static_cast<float>(sum);
-    });
-  }
+template <int R, int P>
+inline void dot_q8(const uint8_t* w, int64_t stride, const int8_t* const* x, const GroupScale* const*, int64_t,
+                   vf (*out)[R]) {
+  for (int p = 0; p < P; ++p, w += stride)
+    for (int r = 0; r < R; ++r)
+      out[p][r] = lanes([&](int c) {
+        int32_t sum = 0;
+        for (int i = 0; i < 32; ++i) sum += static_cast<int8_t>(w[(i / 4 * W + c) * 4 + i % 4]) * x[r][i];
+        return static_cast<float>(sum);
+      });
 }
 
 }  // namespace RAMET_ARCH

@@ -85,7 +85,7 @@ class DeviceStep:
 
     def _collect(self) -> StepResult:
         plan = self.plan
-        samples = SampleArrays(len(plan.sample_index), plan.n_top)
+        samples = SampleArrays.blank(len(plan.sample_index), plan.n_top)
         scores = ScoreArrays(len(plan.score_index), plan.n_top)
         for (index, _), home in zip(self.parts, self.downloads, strict=False):
             for name in Samples.__slots__:

@@ -7,10 +7,11 @@ import time
 from dataclasses import dataclass, field
 
 import numpy as np
+import numpy.typing as npt
 from torch import Tensor
 
 from kernels.sampling import Samples
-from runtime.step import StepPlan, StepResult
+from runtime.step import F32, I32, StepPlan, StepResult
 
 
 @dataclass(slots=True)
@@ -64,15 +65,25 @@ class Step:
         self.event.set()
 
 
+@dataclass(frozen=True, slots=True)
 class SampleArrays:
-    """The result arrays of all samples of a plan, filled in parts."""
+    """The result arrays of all samples of a plan, as one call gave them or filled in parts."""
 
-    def __init__(self, n_samples: int, n_top: int) -> None:
-        self.tokens = np.zeros(n_samples, np.int32)
-        self.logprobs = np.full(n_samples, np.nan, np.float32)
-        self.top_ids = np.full((n_samples, n_top), -1, np.int32)
-        self.top_logprobs = np.full((n_samples, n_top), np.nan, np.float32)
-        self.failed = np.zeros(n_samples, np.bool_)
+    tokens: I32
+    logprobs: F32
+    top_ids: I32
+    top_logprobs: F32
+    failed: npt.NDArray[np.bool_]
+
+    @staticmethod
+    def blank(n_samples: int, n_top: int) -> SampleArrays:
+        return SampleArrays(
+            tokens=np.zeros(n_samples, np.int32),
+            logprobs=np.full(n_samples, np.nan, np.float32),
+            top_ids=np.full((n_samples, n_top), -1, np.int32),
+            top_logprobs=np.full((n_samples, n_top), np.nan, np.float32),
+            failed=np.zeros(n_samples, np.bool_),
+        )
 
     def fill(self, index: np.ndarray, drawn: Samples) -> None:
         for name in ("tokens", "logprobs", "top_ids", "top_logprobs", "failed"):

@@ -81,8 +81,15 @@ class ModelRunner:
 
     def _run(self, step: Step) -> None:
         plan = step.plan
+        whole = self._model.whole_step
+        if whole is not None and not len(plan.score_index):
+            adjusts = [(one.sample, one) for one in plan.adjust]
+            drawn = whole(plan, self._token_table, self._kv, adjusts, plan.n_top)
+            step.samples, step.scores = SampleArrays(*drawn[:5]), ScoreArrays(0, plan.n_top)
+            step.late_logits = drawn.late_logits
+            return
         hidden = self._forward(plan)
-        step.samples = SampleArrays(len(plan.sample_index), plan.n_top)
+        step.samples = SampleArrays.blank(len(plan.sample_index), plan.n_top)
         step.scores = self._score(plan, hidden)
         early, late = np.flatnonzero(~plan.late), np.flatnonzero(plan.late)
         if len(early):

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
 from kernels.base import AttnMeta, DecoderLayer, FusedDecoder, FusedOps, KVStore, LayerSpec
+from kernels.steps import DecoderEnds, WholeStep, WholeStepOps
 from runtime.models.config import ModelConfig
 from runtime.models.layers import Block, Builder
 from runtime.models.rope import cos_sin_table
@@ -26,6 +28,11 @@ class Model(Protocol):
         """Hidden states of chosen tokens [n, hidden] -> float32 logits [n, vocab]."""
         ...
 
+    @property
+    def whole_step(self) -> WholeStep | None:
+        """`forward`, `logits` and sampling in one call, where the backend has that."""
+        ...
+
 
 class Trunk:
     """Embedding, final norm, head and rotary table: the part around an architecture's own blocks."""
@@ -39,6 +46,8 @@ class Trunk:
         shape = (c.vocab_size, c.hidden_size)
         self.embed = build.embedding("model.embed_tokens", shape, self.head if c.tied else None)
         self.cos_sin = cos_sin_table(c.rope, c.head_dim, context_length).to(build.device)
+        self.whole_step: WholeStep | None = None
+        self._float32 = build.dtype == torch.float32
         self._fused: FusedDecoder | None = None
         self._specs: list[LayerSpec] = []
 
@@ -47,6 +56,11 @@ class Trunk:
         self._specs = distinct_specs(blocks)
         if isinstance(self.ops, FusedOps):
             self._fused = self.ops.decoder([decoder_layer(block) for block in blocks], self.eps, self.cos_sin)
+        # A narrower type would round what passes between the ends and the layers, which one call does not.
+        layer = self.embed.layer if self._float32 else None
+        if self._fused is not None and layer is not None and isinstance(self.ops, WholeStepOps):
+            ends = DecoderEnds(layer, self.final_norm, self.head)
+            self.whole_step = self.ops.whole_step(self._fused, ends)
 
     def run(self, blocks: list[Block], tokens: Tensor, positions: Tensor, meta: AttnMeta, kv: KVStore) -> Tensor:
         for spec in self._specs:

@@ -16,6 +16,17 @@ from runtime.models.weights import WeightSource, stack_quantized
 
 
 @dataclass(frozen=True, slots=True)
+class Embedding:
+    """Token ids -> rows in the model's dtype."""
+
+    read: Callable[[Tensor], Tensor]
+    layer: Linear | None  # whose packed weight the rows are read from, if any
+
+    def __call__(self, ids: Tensor) -> Tensor:
+        return self.read(ids)
+
+
+@dataclass(frozen=True, slots=True)
 class Builder:
     """Reads weights by name, checks their shapes, casts them and hands them to the backend."""
 
@@ -57,8 +68,8 @@ class Builder:
             return method.pack(weight, stacked_bias)
         return self.ops.linear(weight, stacked_bias)
 
-    def embedding(self, name: str, shape: tuple[int, int], tied: Linear | None) -> Callable[[Tensor], Tensor]:
-        """Token ids -> rows [n, shape[1]] in the model's dtype. `tied` is the head made of the same weight, if any.
+    def embedding(self, name: str, shape: tuple[int, int], tied: Linear | None) -> Embedding:
+        """Rows [n, shape[1]] of token ids. `tied` is the head made of the same weight, if any.
 
         Where the backend can, rows are read from a packed weight, so a quantised one is never expanded.
         """
@@ -66,9 +77,9 @@ class Builder:
             layer = tied or self.linear((name,), (shape[0],), shape[1], precise=True)
             read = self.ops.embedding_of(layer)
             if read is not None:
-                return lambda ids: read(ids).to(self.dtype)
+                return Embedding(lambda ids: read(ids).to(self.dtype), layer)
         weight = self.tensor(f"{name}.weight", shape)
-        return lambda ids: self.ops.embedding(ids, weight)
+        return Embedding(lambda ids: self.ops.embedding(ids, weight), None)
 
     def _stack(self, names: list[str], shapes: list[tuple[int, ...]]) -> Tensor:
         parts = [self.tensor(name, shape) for name, shape in zip(names, shapes, strict=True)]

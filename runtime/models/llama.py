@@ -5,6 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from kernels.base import AttnMeta, KVStore
+from kernels.steps import WholeStep
 from runtime.models.decoder import Trunk
 from runtime.models.layers import Attention, Block, Builder
 
@@ -20,6 +21,10 @@ class Llama:
 
     def forward(self, tokens: Tensor, positions: Tensor, meta: AttnMeta, kv: KVStore) -> Tensor:
         return self.trunk.run(self.blocks, tokens, positions, meta, kv)
+
+    @property
+    def whole_step(self) -> WholeStep | None:
+        return self.trunk.whole_step
 
     def logits(self, hidden: Tensor) -> Tensor:
         return self.trunk.logits(hidden)

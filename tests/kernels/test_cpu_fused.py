@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from kernels.base import DecoderLayer, KVStore, LayerSpec, Linear
+from kernels.build import load_extension
 from kernels.cpu import NativeOps
 from kernels.reference import ReferenceOps
 from tests.kernels.attention_cases import make_problem
@@ -146,3 +147,16 @@ def test_tokens_of_a_row_keep_their_bits_whatever_the_chunks() -> None:
 def test_outputs_are_poisoned_before_a_kernel_writes_them() -> None:
     assert torch.empty(64).isnan().all()
     assert NativeOps(threads=1).rms_norm(torch.ones(1, 64), torch.ones(64), 0.0).isfinite().all()
+
+
+def test_a_team_that_waits_more_than_it_works_is_halved_for_a_while() -> None:
+    team = load_extension().TeamSize(4)
+    assert team.next() == 4
+    team.note(1000, 1400)  # three may wait at a time: less than half of 3000
+    assert team.next() == 4
+    team.note(1000, 1600)
+    assert [team.next() for _ in range(9)] == [2] * 8 + [4]
+    team.note(1000, 1600)
+    assert team.next() == 2
+    team.note(1000, 600)
+    assert [team.next() for _ in range(17)] == [1] * 17  # the second loss in a row is remembered for longer

@@ -40,9 +40,9 @@ def runner(request: pytest.FixtureRequest, folder: Path) -> Iterator[ModelRunner
     runner.close()
 
 
-def load(folder: Path, page_size: int, threads: int) -> ModelRunner:
+def load(folder: Path, page_size: int, threads: int, backend: str = "reference") -> ModelRunner:
     return load_runner(
-        EngineConfig(model=str(folder), backend="reference", kv_pool_tokens=2048, page_size=page_size, threads=threads)
+        EngineConfig(model=str(folder), backend=backend, kv_pool_tokens=2048, page_size=page_size, threads=threads)
     )
 
 
@@ -99,6 +99,14 @@ def test_a_prompt_longer_than_a_key_block_too(runner: ModelRunner) -> None:
 def test_two_threads_keep_the_law(folder: Path) -> None:
     runner = load(folder, page_size=4, threads=2)
     check_all_ways(runner, prompt(9))
+    runner.close()
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_native_kernels_keep_the_law(folder: Path, threads: int) -> None:
+    runner = load(folder, page_size=4, threads=threads, backend="native")
+    for n in (9, KEY_BLOCK + 1):
+        check_all_ways(runner, prompt(n))
     runner.close()
 
 
