@@ -24,7 +24,7 @@ PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
 INSTALLED := $(VENV)/.installed-$(shell cat pyproject.toml constraints.txt | cksum | cut -d' ' -f1)
 COMPILED := $(VENV)/.compiled-$(shell cat constraints.txt kernels/build.py $(wildcard kernels/csrc/*) | cksum | cut -d' ' -f1)
 
-.PHONY: help install model demo test lint types unit soak clients planner bench serve clean
+.PHONY: help install model demo test lint types unit asan soak clients planner bench serve clean
 
 help:
 	@sed -n '1,5s/^# \{0,1\}//p' Makefile
@@ -76,6 +76,12 @@ unit: model
 	$(PARALLEL) -m "not soak" $(ARGS)
 
 test: lint types unit
+
+# The native kernels built for AddressSanitizer (once; a few minutes), and all their tests on them.
+asan: $(INSTALLED)
+	RAMET_KERNEL_SANITIZE=1 ASAN_OPTIONS=detect_leaks=0 OMP_NUM_THREADS=1 \
+		LD_PRELOAD="$$(gcc -print-file-name=libasan.so) $$(gcc -print-file-name=libstdc++.so)" \
+		$(BIN)/python -m pytest -m "not soak" tests/kernels/test_cpu_*.py --timeout 3000 $(ARGS)
 
 soak: model
 	$(PARALLEL) -m soak --timeout 3600 $(ARGS)

@@ -138,6 +138,7 @@ def plot_ratios(folder: Path, figures: Figures, names: Sequence[str]) -> None:
             if wanted[at] is not None:
                 axis.plot([wanted[at]] * 2, [y - 0.18, y + 0.18], color="black", linewidth=2)
     axis.axvline(1, color="#888", linewidth=1)
+    axis.set_xscale("log")
     axis.set_yticks(range(len(labels)), labels, fontsize=8)
     axis.invert_yaxis()
     axis.margins(x=0.25)
