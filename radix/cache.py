@@ -22,6 +22,8 @@ from radix.tails import Tails
 from radix.tree import NO_PAGES, TOKEN_BYTES, Namespace, Node, Spot
 from radix.withdraw import first_late
 
+MAX_EXPECTING = 1024
+
 
 class PrefixCache:
     """The prefix cache of one KV pool. Single-threaded: the scheduler's thread owns it.
@@ -53,6 +55,7 @@ class PrefixCache:
         self.now = 0.0
         self.rhythm = Rhythm() if "expect_return_s" in self.heap.policy.honours else None
         self.leases: set[Lease] = set()
+        self.expecting: dict[Node, float] = {}  # ends that others will continue from, and since when
         self.sources: list[Node] = []  # tail sources of the current plan, pinned
 
     # -- plans -------------------------------------------------------------------------------------------------
@@ -182,6 +185,20 @@ class PrefixCache:
         """Pages that eviction can free: those of the tree that no lease or tail copy holds."""
         return self.store.n_evictable
 
+    def n_expected(self, within_s: float) -> int:
+        """Evictable pages on the way to ends that were left within the last `within_s` seconds for others to go on
+        from: whoever takes them now has them computed again."""
+        seen: set[Node] = set()
+        for end, since in list(self.expecting.items()):
+            if not end.awaited or end.pins or not end.n_pages or self.now - since > within_s:
+                del self.expecting[end]
+                continue
+            node: Node | None = end
+            while node is not None and not node.pins and node not in seen:
+                seen.add(node)
+                node = node.parent
+        return sum(node.n_pages for node in seen)
+
     @property
     def n_evicted(self) -> int:
         """Pages evicted since the start."""
@@ -309,8 +326,16 @@ class PrefixCache:
         """The path was used until now, and this is what its program says of the next time."""
         for node in self.tree.chain(end):
             self.tree.touch(node, lease.program, self.now)
+        if hints is not None and hints.expected_fanout > 0 and "expected_fanout" in self.heap.policy.honours:
+            self._expect(end)
         for node in (end, *note(self.tree, end, lease.program, hints, self.now, self._usual(hints))):
             self.heap.offer(node)
+
+    def _expect(self, end: Node) -> None:
+        self.expecting.pop(end, None)
+        self.expecting[end] = self.now
+        if len(self.expecting) > MAX_EXPECTING:
+            del self.expecting[next(iter(self.expecting))]
 
     def _usual(self, hints: HintsLike | None) -> float | None:
         """When the program will be back if it is as always; noted that it is gone, if it did not say it is done."""

@@ -9,6 +9,8 @@ import numpy as np
 from radix import Lease
 from runtime.request import Phase, Request
 from runtime.scheduler.batch import Copies
+from runtime.scheduler.expect import announced, begins_anew, to_come
+from runtime.scheduler.queue import WALL_AFTER
 from runtime.scheduler.state import Growth, State
 
 MAX_LONG = 4  # prompts of several chunks that are prefilled at the same time
@@ -71,6 +73,7 @@ class Admission:
     def __init__(self, state: State) -> None:
         self.state = state
         self._growth = -1
+        self._announced = -1
 
     def admit(self, request: Request) -> bool:
         """Give the request a row and its cached prefix, if it fits. False: nothing has changed."""
@@ -90,20 +93,35 @@ class Admission:
         return True
 
     def fits(self, request: Request, n_cached: int, n_loose: int = 0) -> bool:
-        """Pages for it are there beyond what the running requests will need. Alone, a request always fits.
+        """Pages for it are there beyond what the running requests will need, and those they have announced. Alone, a
+        request always fits.
 
         `n_loose`: pages of the cached ones that nobody holds yet, and that are counted as available until it does.
         """
         state = self.state
-        if state.rows.n_used == 0:
+        held = self._held_back(request, n_cached)
+        if state.rows.n_used == 0 and not held:
             return True
         if self._growth < 0:
             self._growth = expected_growth(state)
-        free = state.n_available - reserved(state) - self._growth
+        free = state.n_available - reserved(state) - self._growth - held
         return pages_needed(state, request, n_cached) + n_loose <= free
+
+    def _held_back(self, request: Request, n_cached: int) -> int:
+        """Pages that a newcomer leaves to those announced. Not for ever: who was passed over often leaves none."""
+        state = self.state
+        if "expected_fanout" not in state.cache.heap.policy.honours or not begins_anew(request, n_cached):
+            return 0
+        if request.skipped_since is not None and state.n_admitted - request.skipped_since >= WALL_AFTER:
+            return 0
+        if self._announced < 0:
+            self._announced = announced(state)
+        return self._announced
 
     def _enter(self, request: Request, lease: Lease) -> None:
         state, rows = self.state, self.state.rows
+        if self._announced >= 0:
+            self._announced += to_come(state, request)
         state.queue.remove(request)
         request.lease = lease
         request.skipped_since = None

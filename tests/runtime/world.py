@@ -141,18 +141,22 @@ class World:
             raise RuntimeError(reply.error)
         return reply.value
 
-    def turn(self, n: int = 1) -> None:
+    def turn(self, n: int = 1) -> bool:
+        """Turn the loop; whether it had anything to do at the last turn."""
+        worked = False
         for _ in range(n):
-            self.scheduler.step()
+            worked = self.scheduler.step()
             self.n_turns += 1
+        return worked
 
     def run(self, limit: int = 5000) -> World:
-        """Turn until nothing is left to do."""
+        """Turn until nothing is left to do. A loop that has nothing to do now sleeps: time passes."""
         for _ in range(limit):
             if not self.scheduler.busy:
                 self.check_idle()
                 return self
-            self.turn()
+            if not self.turn() and isinstance(self.clock, Clock):
+                self.clock.now += 0.001
         raise AssertionError(f"still busy after {limit} turns: {self.scheduler.stats()}")
 
     def check_idle(self) -> None:
