@@ -1,9 +1,11 @@
 """Tree searches over several documents at once, with too small a KV pool: what must be computed twice?
 
     python -m bench.program_pressure [--model smollm2-135m] [--documents 4] [--width 3] [--depth 3] [--pools 1500 3000]
+                                     [--rounds 3] [--step-ms 8] [options of the server]
 
 By our DSL (whose requests say to which program they belong, how many branches follow and what is over) and by hand
-with the OpenAI SDK, all calls side by side, from an empty cache, on a server of its own for each pool size.
+with the OpenAI SDK, all calls side by side, in turn, from an empty cache, on a server of its own for each pool size;
+medians. Without options, the server heeds what requests say (`--eviction-policy hints`).
 """
 
 from __future__ import annotations
@@ -12,6 +14,8 @@ import argparse
 import asyncio
 import time
 from dataclasses import dataclass
+from functools import partial
+from statistics import median
 from typing import Any
 
 from rich import box
@@ -24,6 +28,8 @@ from bench.program_runs import flush, reusable
 from bench.program_texts import RULES
 from bench.programs import server
 
+HONOURING = ("--eviction-policy", "hints")
+NAMES = ("prefilled", "hit_rate", "wall_s")
 EXACT: dict[str, Any] = {"max_tokens": 8, "ignore_eos": True, "temperature": 0.8}
 
 
@@ -93,19 +99,24 @@ def main() -> None:
     parser.add_argument("--width", type=int, default=3)
     parser.add_argument("--depth", type=int, default=3)
     parser.add_argument("--pools", type=int, nargs="*", default=[1536, 3072])
-    args = parser.parse_args()
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--step-ms", type=float, help="no model: a device whose every step takes so long")
+    args, flags = parser.parse_known_args()
     size = (args.documents, args.width, args.depth)
     table = Table("pool", "way", "prefilled", "of optimum", "wall", box=box.SIMPLE_HEAD)
     for pool in args.pools:
-        with server(args.model, "--max-total-tokens", str(pool)) as url:
+        limits = ("--max-total-tokens", str(pool))
+        with server(args.model, *limits, *(flags or HONOURING), step_ms=args.step_ms) as url:
             backend = rt.HttpBackend(url)
-            flush(url)
-            costs = {"DSL": by_dsl(backend, *size)}
-            flush(url)
-            costs["by hand"] = by_hand(url, backend, *size)
-            for way, cost in costs.items():
-                row = (str(cost.prefilled), f"{cost.hit_rate:.1%}", f"{cost.wall_s:.2f} s")
-                table.add_row(str(pool), way, *row)
+            ways = {"DSL": partial(by_dsl, backend, *size), "by hand": partial(by_hand, url, backend, *size)}
+            costs: dict[str, list[Cost]] = {way: [] for way in ways}
+            for turn in range(args.rounds):
+                for way in sorted(ways, reverse=bool(turn % 2)):  # nobody is always first
+                    flush(url)
+                    costs[way].append(ways[way]())
+            for way, found in costs.items():
+                prefilled, hit_rate, wall_s = (median([getattr(one, name) for one in found]) for name in NAMES)
+                table.add_row(str(pool), way, f"{prefilled:.0f}", f"{hit_rate:.1%}", f"{wall_s:.2f} s")
     Console(width=100).print(table)
 
 
