@@ -16,23 +16,24 @@ from typing import Any
 
 from tokenizers import Tokenizer as Backend
 
-MAX_CHARS = 8_000_000
+MAX_BYTES = 8 << 20
+ENTRY_BYTES = 400  # what an entry takes beside its text and its ids
 SHORTEST = 24  # characters; encoding less costs no more than looking it up
 
 
 class Stretches:
-    """`encode` of whole texts, stretch by stretch. Thread-safe; holds at most `max_chars` characters."""
+    """`encode` of whole texts, stretch by stretch. Thread-safe; takes about `max_bytes` of memory."""
 
-    def __init__(self, cut: re.Pattern[str], special: dict[str, int], max_chars: int = MAX_CHARS) -> None:
+    def __init__(self, cut: re.Pattern[str], special: dict[str, int], max_bytes: int = MAX_BYTES) -> None:
         self._cut = cut
         self._special = special
-        self._max_chars = max_chars
+        self._max_bytes = max_bytes
         self._known: OrderedDict[str, array[int]] = OrderedDict()
-        self._n_chars = 0
+        self._n_bytes = 0
         self._lock = threading.Lock()
 
     @classmethod
-    def of(cls, backend: Backend, max_chars: int = MAX_CHARS) -> Stretches | None:
+    def of(cls, backend: Backend, max_bytes: int = MAX_BYTES) -> Stretches | None:
         """None where the ids of a stretch may depend on its surroundings."""
         added = backend.get_added_tokens_decoder()
         plain = not any(t.lstrip or t.rstrip or t.single_word or t.normalized for t in added.values())
@@ -40,7 +41,7 @@ class Stretches:
             return None
         special = {token.content: i for i, token in added.items()}
         longest_first = sorted(special, key=len, reverse=True)
-        return cls(re.compile("(" + "|".join(map(re.escape, longest_first)) + ")"), special, max_chars)
+        return cls(re.compile("(" + "|".join(map(re.escape, longest_first)) + ")"), special, max_bytes)
 
     def encode(self, text: str, encode: Callable[[str], list[int]]) -> list[int]:
         """Ids of `text`; `encode` is the tokenizer's own, without a beginning or an end added."""
@@ -64,11 +65,14 @@ class Stretches:
         with self._lock:
             if part not in self._known:
                 self._known[part] = made
-                self._n_chars += len(part)
-            while self._n_chars > self._max_chars:
-                oldest, _ = self._known.popitem(last=False)
-                self._n_chars -= len(oldest)
+                self._n_bytes += _size(part, made)
+            while self._n_bytes > self._max_bytes:
+                self._n_bytes -= _size(*self._known.popitem(last=False))
         return made
+
+
+def _size(part: str, ids: array[int]) -> int:
+    return ENTRY_BYTES + len(part) + 4 * len(ids)
 
 
 def _is_byte_level(pre_tokenizer: Any) -> bool:

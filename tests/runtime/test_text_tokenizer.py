@@ -169,7 +169,7 @@ class TestStretches:
             assert tokenizer.encode(text, add_special=False) == whole
 
     def test_what_is_remembered_is_bounded(self, tokenizer):
-        stretches = Stretches.of(tokenizer._backend, max_chars=100)
+        stretches = Stretches.of(tokenizer._backend, max_bytes=1_000)
         assert stretches is not None
         asked: list[str] = []
 
