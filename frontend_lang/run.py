@@ -18,7 +18,8 @@ from frontend_lang.state import State
 from frontend_lang.threads import in_thread
 
 T = TypeVar("T")
-LINGER_S = 0.02  # a plain function that goes on writing gets this long before its requests start
+LINGER_S = 0.02  # a plain function that goes on writing gets this long before its requests start,
+LINGERS = 5  # and so many times that at most while it still writes
 
 
 class Run:
@@ -53,6 +54,7 @@ class Run:
         self._began = self.record.began = time.monotonic()
         self._dirty: deque[State] = deque()
         self._nudged = False
+        self._written = 0.0  # when something was written last
         self._error: BaseException | None = None
         self._body: asyncio.Task[Any] | None = None
         self._timer: asyncio.TimerHandle | None = None  # a linger
@@ -101,6 +103,7 @@ class Run:
     def nudge(self, state: State) -> None:
         """Something was written: start it soon, after whatever else is about to be written."""
         self._dirty.append(state)
+        self._written = time.monotonic()
         if self._nudged:
             return
         self._nudged = True
@@ -115,7 +118,15 @@ class Run:
 
     def _linger(self) -> None:
         if self._nudged and self._timer is None:
-            self._timer = self.loop.call_later(LINGER_S, self._start)
+            self._timer = self.loop.call_later(LINGER_S, self._ripen, time.monotonic() + LINGERS * LINGER_S)
+
+    def _ripen(self, until: float) -> None:
+        """Start, unless something was written just now: what belongs together travels together, however busy we are."""
+        now = time.monotonic()
+        if now < until and now - self._written < LINGER_S / 2:
+            self._timer = self.loop.call_later(LINGER_S / 2, self._ripen, until)
+        else:
+            self._start()
 
     def _start(self) -> None:
         self._nudged = False
