@@ -24,7 +24,7 @@ from frontend_lang.ir import (
     Text,
     Tree,
 )
-from frontend_lang.record import Event
+from frontend_lang.record import Event, common_prefix
 from frontend_lang.session import Batcher, Prepared
 from frontend_lang.tracer import Tracer
 from runtime.messages import Hints, Submit, Usage, pack_ids
@@ -34,6 +34,8 @@ if TYPE_CHECKING:
     from frontend_lang.function import Program
 
 MIN_PREFETCH = 8  # tokens; less is not worth a request
+LOOK_CHARS = 32  # of a value beyond where the text of all values agrees
+MAX_STARTS = 64  # different values looked at
 
 
 def trace(
@@ -87,7 +89,7 @@ def _run(program: Program[Any, Any], given: dict[str, Any]) -> None:
 async def constant_ids(prepared: Prepared, tree: Tree, known: Mapping[str, Sequence[str]] | None = None) -> list[int]:
     """Ids of everything before the first hole or generation that no later text can change.
 
-    `known`: for an argument, its values across a batch: what they begin with in common counts too.
+    `known`: for an argument, its values across a batch: the tokens with which all begin count too.
     """
     context = Context(prepared.codec)
     roles: tuple[str, ...] = ()
@@ -103,10 +105,7 @@ async def constant_ids(prepared: Prepared, tree: Tree, known: Mapping[str, Seque
                 context.ids.extend(prepared.backend.bos_ids)
             for part in parts(node):
                 if isinstance(part, str):
-                    values = (known or {}).get(part, ())
-                    await context.add(_beginning(values))
-                    await context.settle()
-                    return list(context.ids)
+                    return await _common_ids(context, (known or {}).get(part, ()))
                 await context.add(part.text, special=part.special)
         else:
             break
@@ -176,10 +175,17 @@ def _same(a: Any, b: Any) -> bool:
     return a is b or (type(a) is type(b) and isinstance(a, str | int | float | tuple | frozenset) and a == b)
 
 
-def _beginning(values: Sequence[str]) -> str:
-    """What all of them begin with."""
-    if not values:
-        return ""
+async def _common_ids(context: Context, values: Sequence[str]) -> list[int]:
+    """The tokens with which the context goes on whichever of the values follows.
+
+    Values are looked at as far as their text agrees and a little beyond, where tokens still may.
+    """
+    if not values or not min(values):
+        await context.settle()
+        return list(context.ids)
     low, high = min(values), max(values)
-    n = next((i for i, (a, b) in enumerate(zip(low, high, strict=False)) if a != b), min(len(low), len(high)))
-    return low[:n]
+    n = next((i for i, (a, b) in enumerate(zip(low, high, strict=False)) if a != b), len(low))
+    starts = list(dict.fromkeys(value[: n + LOOK_CHARS] for value in values))[:MAX_STARTS]
+    lines = [np.asarray(await context.prompt(start), np.int32) for start in starts]
+    same = min((common_prefix(lines[0], line) for line in lines[1:]), default=len(lines[0]))
+    return [int(token) for token in lines[0][:same]]

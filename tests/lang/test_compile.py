@@ -133,10 +133,28 @@ def test_a_batch_prefetches_what_its_items_have_in_common(backend: FakeBackend) 
     items = [{"doc": doc, "question": f"what is the colour of {what}"} for what in ("red", "blue", "moon")]
     batch = ask.run_batch(backend, items, progress=False)
     common = backend.tokenizer.text(backend.seen[0])
-    assert common == f"<|doc|>Read: {doc} and answer: what is the colour"
+    assert common == f"<|doc|>Read: {doc} and answer: what is the colour of"
     assert backend.requests[0].hints.expected_fanout == 3
     assert batch.totals.requests == 4
     assert batch.totals.hit_rate >= 0.99
+
+
+def test_what_a_batch_has_in_common_is_found_on_tokens(backend: FakeBackend) -> None:
+    """A token counts if all items have it, though a word of one of them goes on behind it."""
+
+    @rt.function
+    def ask(s: rt.State, what: str) -> None:
+        s += f"a long and constant beginning of it all: {what}."
+        s += rt.gen("a")
+
+    ask.run_batch(backend, ["go on the way", "go on them all"], progress=False)
+    assert backend.tokenizer.text(backend.seen[0]).endswith("all: go on the")
+    other = FakeBackend()
+    ask.run_batch(other, ["go on catch", "go on cat"], progress=False)
+    assert other.tokenizer.text(other.seen[0]).endswith("all: go on cat")
+    third = FakeBackend()
+    ask.run_batch(third, ["go on suns", "go on red"], progress=False)
+    assert third.tokenizer.text(third.seen[0]).endswith("all: go on")
 
 
 def test_user_code_beyond_the_beginning_does_not_run_in_a_prefetch(backend: FakeBackend) -> None:
