@@ -81,7 +81,8 @@ test: lint types unit
 asan: $(INSTALLED)
 	RAMET_KERNEL_SANITIZE=1 ASAN_OPTIONS=detect_leaks=0 OMP_NUM_THREADS=1 \
 		LD_PRELOAD="$$(gcc -print-file-name=libasan.so) $$(gcc -print-file-name=libstdc++.so)" \
-		$(BIN)/python -m pytest -m "not soak" tests/kernels/test_cpu_*.py --timeout 3000 $(ARGS)
+		$(BIN)/python -m pytest -m "not soak" tests/kernels/test_cpu_*.py tests/runtime/test_whole_step.py \
+		--timeout 3000 $(ARGS)
 
 soak: model
 	$(PARALLEL) -m soak --timeout 3600 $(ARGS)

@@ -17,7 +17,7 @@ from runtime.step import StepPlan
 from tests.runtime.step_plans import Row, Seq, make_plan
 from tests.runtime.tiny_models import save, tiny_model
 
-MOST = 260  # Python and C functions called on the device's thread in one decode step
+MOST = 100  # Python and C functions called on the device's thread in one decode step
 
 
 def calls_of(runner: ModelRunner, plan: StepPlan) -> int:
