@@ -17,7 +17,7 @@ namespace RAMET_ARCH {
 
 constexpr int64_t kAhead = 8192;  // bytes that are asked for ahead of use
 
-constexpr int64_t kRowsCached = 192 << 10;  // bytes of quantised rows
+constexpr int64_t kPairedRows = 8;  // with so few, two panels at a time are faster; with more, they are not
 
 // ---------------------------------------------------------------- products
 
@@ -78,16 +78,10 @@ inline void quant_product(Range panels, const LinearWeight& w, const QuantizedRo
 #else
   const int64_t tiled = 0;
 #endif
-  // As many rows at a time as the second cache holds while all panels pass by them.
-  const int64_t row_bytes = x.groups * (kGroup + static_cast<int64_t>(sizeof(GroupScale)));
-  const int64_t at_once = std::max<int64_t>(4, kRowsCached / row_bytes / 4 * 4);
-  for (int64_t row = tiled; row < m; row += at_once) {
-    const int64_t end = std::min(m, row + at_once);
-    int64_t panel = panels.begin;
-    if (m > 1)
-      for (; panel + 2 <= panels.end; panel += 2) quant_panels<F, 2>(w, panel, x, row, end, out, accumulate);
-    for (; panel < panels.end; ++panel) quant_panels<F, 1>(w, panel, x, row, end, out, accumulate);
-  }
+  int64_t panel = panels.begin;
+  if (m > 1 && m <= kPairedRows)
+    for (; panel + 2 <= panels.end; panel += 2) quant_panels<F, 2>(w, panel, x, tiled, m, out, accumulate);
+  for (; panel < panels.end; ++panel) quant_panels<F, 1>(w, panel, x, tiled, m, out, accumulate);
 }
 
 template <Format F>
