@@ -26,8 +26,12 @@ def quantized(weight: Tensor, qtype: str) -> tuple[QuantizedWeight, Tensor]:
 
 
 def int8_groups(x: Tensor) -> Tensor:
-    """x as the quantised products see it: int8 in groups of 32, symmetric."""
+    """x as the quantised products see it: int8 in groups of 32, symmetric.
+
+    These are the kernels' own float32 operations: after any other a value between two levels may go to the other one.
+    """
     groups = x.view(len(x), -1, 32)
-    scale = groups.abs().amax(-1, keepdim=True) / 127
-    safe = torch.where(scale == 0, 1, scale)
-    return (torch.round(groups / safe) * safe).view(x.shape)
+    peak = groups.abs().amax(-1, keepdim=True)
+    most = torch.full_like(peak, 127)  # a tensor, since torch makes of `127 / x` a reciprocal and a product
+    levels = torch.round(groups * (most / torch.where(peak == 0, 1, peak)))
+    return (levels * (peak / most)).view(x.shape)

@@ -41,6 +41,20 @@ def test_quantised_weights_are_their_exact_meaning(shape: tuple[int, int], qtype
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
+def test_activations_are_rounded_to_the_level_that_the_oracle_says(variant: str) -> None:
+    rows = torch.zeros(96, 3, 34, dtype=torch.uint8)  # the unit matrix in Q8_0: each output is one activation
+    rows[..., :2] = torch.ones(1, dtype=torch.float16).view(torch.uint8)
+    rows[torch.arange(96), torch.arange(96) // 32, 2 + torch.arange(96) % 32] = 1
+    layer = NativeOps(variant=variant, threads=1).quantized_linear(QuantizedWeight(rows.view(96, -1), "Q8_0", (96, 96)))
+    assert layer is not None
+    x = torch.randn(3000, 96)
+    middles = (x[:500] * 40).round() + 0.5  # as many as can be lie between two levels
+    middles[:, ::32] = 127.0
+    for activations in (x, middles, x * torch.logspace(-20, 20, 3000)[:, None]):
+        assert torch.equal(layer(activations), int8_groups(activations))
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize("qtype", BLOCKS)
 def test_extreme_quants_do_not_saturate(qtype: str, variant: str) -> None:
     n_bytes = {"Q4_0": 18, "Q4_1": 20, "Q8_0": 34}[qtype]
