@@ -136,9 +136,9 @@ class Decoder {
 
   template <class Work>
   void together(Work work) {
-    const auto begin = std::chrono::steady_clock::now();
-    const int64_t lost = parallel(team_size_.next(), work);
-    team_size_.note(std::chrono::nanoseconds(std::chrono::steady_clock::now() - begin).count(), lost);
+    auto clock = [] { return std::chrono::nanoseconds(std::chrono::steady_clock::now().time_since_epoch()).count(); };
+    const int64_t begin = clock(), lost = parallel(team_size_.next(begin), work), end = clock();
+    team_size_.note(end, end - begin, lost);
   }
 
   Step step_of(int64_t tokens, const int32_t* positions, int64_t n_positions) const {

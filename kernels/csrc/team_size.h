@@ -11,28 +11,29 @@ class TeamSize {
  public:
   explicit TeamSize(int most) : most_(most), size_(most) {}
 
-  int next() {
-    if (size_ < most_ && left_-- == 0) size_ = most_;  // the others may be gone
+  // For a step that begins at `now` (nanoseconds).
+  int next(int64_t now) {
+    if (now >= until_) size_ = most_;  // the other programs may be gone
     return size_;
   }
 
-  // A step took `wall_ns`, of which its threads together have lost `lost_ns` waiting for late mates.
-  void note(int64_t wall_ns, int64_t lost_ns) {
+  // A step that ended at `now` took `wall` nanoseconds, of which its threads together lost `lost` waiting for late mates.
+  void note(int64_t now, int64_t wall, int64_t lost) {
     if (size_ == 1) return;
-    if (lost_ns <= wall_ns / 2 * (size_ - 1)) {
+    if (lost <= wall / 2 * (size_ - 1)) {
       if (size_ == most_) pause_ = kShortest;
       return;
     }
     size_ = std::max(1, size_ / 2);
-    left_ = pause_;
+    until_ = now + pause_;
     pause_ = std::min(kLongest, 2 * pause_);
   }
 
  private:
-  static constexpr int kShortest = 8, kLongest = 64;  // steps until all are tried again
+  static constexpr int64_t kShortest = 100'000'000, kLongest = 1'000'000'000;  // until all are tried again
   int most_, size_;
-  int left_ = 0;
-  int pause_ = kShortest;
+  int64_t until_ = 0;
+  int64_t pause_ = kShortest;
 };
 
 }  // namespace ramet

@@ -150,13 +150,16 @@ def test_outputs_are_poisoned_before_a_kernel_writes_them() -> None:
 
 
 def test_a_team_that_waits_more_than_it_works_is_halved_for_a_while() -> None:
-    team = load_extension().TeamSize(4)
-    assert team.next() == 4
-    team.note(1000, 1400)  # three may wait at a time: less than half of 3000
-    assert team.next() == 4
-    team.note(1000, 1600)
-    assert [team.next() for _ in range(9)] == [2] * 8 + [4]
-    team.note(1000, 1600)
-    assert team.next() == 2
-    team.note(1000, 600)
-    assert [team.next() for _ in range(17)] == [1] * 17  # the second loss in a row is remembered for longer
+    team, ms = load_extension().TeamSize(4), 1_000_000
+    assert team.next(0) == 4
+    team.note(10 * ms, 10 * ms, 14 * ms)  # three may wait at a time: less than half of 30 ms
+    assert team.next(10 * ms) == 4
+    team.note(20 * ms, 10 * ms, 16 * ms)
+    assert [team.next(t * ms) for t in (20, 119, 120)] == [2, 2, 4]
+    team.note(130 * ms, 10 * ms, 16 * ms)
+    assert team.next(130 * ms) == 2
+    team.note(140 * ms, 10 * ms, 6 * ms)
+    assert [team.next(t * ms) for t in (140, 539, 540)] == [1, 1, 4]  # losses in a row are remembered for longer
+    team.note(550 * ms, 10 * ms, 0)
+    team.note(560 * ms, 10 * ms, 16 * ms)
+    assert [team.next(t * ms) for t in (560, 659, 660)] == [2, 2, 4]
