@@ -101,7 +101,12 @@ class EngineConfig:
     max_queue_time_s: float | None = _opt(
         None, "seconds a request may wait to start; then it gets 503 (default: no limit)", group="scheduler"
     )
-    max_step_tokens: int = _opt(1024, "tokens of one step", flag="--max-step-tokens", group="scheduler")
+    max_step_tokens: int | None = _opt(
+        None,
+        "tokens of one step (default: 256 on a CPU, 1024 on a GPU)",
+        flag="--max-step-tokens",
+        group="scheduler",
+    )
     chunk_tokens: int = _opt(
         512, "tokens of one request's prefill in one step", flag="--chunked-prefill-size", group="scheduler"
     )

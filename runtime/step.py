@@ -131,6 +131,9 @@ class Pending(Protocol):
         ...
 
 
+STEP_TOKENS = 1024  # fills a GPU
+
+
 @dataclass(frozen=True, slots=True)
 class ModelSpec:
     """What the scheduler and the frontends must know of the loaded model."""
@@ -149,6 +152,7 @@ class ModelSpec:
     dtype: str
     backend: str
     why: str = ""  # one line on why this dtype, backend and pool were chosen
+    step_tokens: int = STEP_TOKENS  # a step carries at most so many, if nothing else is asked for
 
 
 class Runner(Protocol):

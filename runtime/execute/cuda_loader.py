@@ -33,7 +33,7 @@ from runtime.models.config import ModelConfig
 from runtime.models.decoder import Model, distinct_specs
 from runtime.models.layers import Attention, Builder
 from runtime.models.registry import build_model, weight_shapes
-from runtime.step import ModelSpec, StepPlan
+from runtime.step import STEP_TOKENS, ModelSpec, StepPlan
 
 log = logging.getLogger("ramet.execute")
 
@@ -125,7 +125,7 @@ class _Loader:
         pool = size_pool(config, kv_bytes_per_token(checkpoint.config, kv_dtype), 1 << 62, cap_bytes=None)
         loading = Loading(torch.bfloat16, kv_dtype, 1, pool, 0, self.ops.name, "")
         spec = describe(config, checkpoint, loading)
-        n_tokens = min(config.max_step_tokens, context_length(config, checkpoint.config))
+        n_tokens = min(config.max_step_tokens or STEP_TOKENS, context_length(config, checkpoint.config))
         step_bytes, graph_bytes = _measure(self._runner(model, kv_dtype, 1, spec), n_tokens, gpu)
         gpu.tidy()
         log.info("a step takes %.2f GiB, its graph %.2f GiB", step_bytes / GIB, graph_bytes / GIB)

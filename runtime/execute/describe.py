@@ -13,7 +13,7 @@ from runtime.errors import InvalidRequest
 from runtime.execute.memory import PoolSize
 from runtime.models.checkpoint import Checkpoint
 from runtime.models.config import ModelConfig
-from runtime.step import ModelSpec
+from runtime.step import STEP_TOKENS, ModelSpec
 
 
 def context_length(config: EngineConfig, model: ModelConfig) -> int:
@@ -46,6 +46,7 @@ class Loading:
     weight_bytes: int
     backend: str
     why: str
+    step_tokens: int = STEP_TOKENS
 
 
 def describe(config: EngineConfig, checkpoint: Checkpoint, loading: Loading) -> ModelSpec:
@@ -66,6 +67,7 @@ def describe(config: EngineConfig, checkpoint: Checkpoint, loading: Loading) -> 
         dtype=dtype_name(loading.dtype),
         backend=loading.backend,
         why=loading.why,
+        step_tokens=loading.step_tokens,
     )
 
 

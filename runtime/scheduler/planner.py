@@ -61,7 +61,7 @@ class Planner:
             n_decode=len(decode.kv),
             kv_read=int(decode.kv.sum()),
             kv_prefill=int(state.rows.kv[[r.slot for r in state.prefill[:2]]].sum()) if state.prefill else 0,
-            max_step_tokens=config.max_step_tokens,
+            max_step_tokens=config.max_step_tokens or state.spec.step_tokens,
             inflation=config.max_itl_inflation,
             floor=max(FLOOR_TOKENS, state.page_size),
             watched=frame.watched,
