@@ -103,7 +103,7 @@ class EngineConfig:
     )
     max_step_tokens: int | None = _opt(
         None,
-        "tokens of one step (default: 256 on a CPU, 1024 on a GPU)",
+        "tokens of one step (default: 128 on a CPU, 1024 on a GPU)",
         flag="--max-step-tokens",
         group="scheduler",
     )

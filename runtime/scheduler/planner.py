@@ -56,14 +56,15 @@ class Planner:
     def _budget(self, frame: Frame, decode: DecodeStep) -> int:
         """Prefill tokens of this step. The KV that prefill rows read counts as prefill, not as decode."""
         state, config = self.state, self.state.config
+        n_decode, floor = len(decode.kv), max(FLOOR_TOKENS, state.page_size)
         return prefill_budget(
             state.model,
-            n_decode=len(decode.kv),
+            n_decode=n_decode,
             kv_read=int(decode.kv.sum()),
             kv_prefill=int(state.rows.kv[[r.slot for r in state.prefill[:2]]].sum()) if state.prefill else 0,
-            max_step_tokens=config.max_step_tokens or state.spec.step_tokens,
+            max_step_tokens=config.max_step_tokens or max(state.spec.step_tokens, n_decode + floor),
             inflation=config.max_itl_inflation,
-            floor=max(FLOOR_TOKENS, state.page_size),
+            floor=floor,
             watched=frame.watched,
         )
 
