@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import inspect
 import types
 from collections.abc import Callable, Coroutine, Generator, Iterable
 from typing import Any, Generic, Protocol, TypeVar
@@ -16,7 +17,7 @@ from typing import Any, Generic, Protocol, TypeVar
 import orjson
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from runtime.errors import RequestAborted
 from runtime.generate import Delta, Stream
@@ -217,7 +218,7 @@ class AnswerStream(Response, Generic[T]):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self._loop = asyncio.get_running_loop()
-        self._send: Send = scope.get(SEND_KEY, send)
+        self._send = _coroutine_function(scope.get(SEND_KEY, send))
         self._round: Round = scope.get(ROUND_KEY) or Round()
         self._end: asyncio.Future[Exception | None] = self._loop.create_future()
         gone = self._loop.create_task(disconnected(receive))
@@ -307,7 +308,7 @@ class AnswerStream(Response, Generic[T]):
         assert self._frame is not None
         before, after = self._frame
         body = before + orjson.dumps(text) + after
-        return self._send({"type": "http.response.body", "body": body, "more_body": True})  # type: ignore[return-value]
+        return self._send({"type": "http.response.body", "body": body, "more_body": True})
 
     async def _turn(self) -> None:
         try:
@@ -355,3 +356,14 @@ class OpenAIWords:
 
     def last_words(self, error: Exception) -> bytes:
         return event(openai_body(as_ramet_error(error))) + DONE
+
+
+def _coroutine_function(send: Send) -> Callable[[Message], Coroutine[Any, Any, None]]:
+    """`send` itself where it is one, as the server's is; other awaitables cannot be stepped by hand."""
+    if inspect.iscoroutinefunction(send):
+        return send
+
+    async def awaiting(message: Message) -> None:
+        await send(message)
+
+    return awaiting

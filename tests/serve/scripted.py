@@ -45,6 +45,12 @@ def byte_tokenizer(template: str = CHATML) -> Tokenizer:
     return Tokenizer(backend, chat_template=template, eos_ids=[EOS])
 
 
+def post_scope(path: str) -> dict[str, Any]:
+    """What a server hands an application for a posted JSON body."""
+    headers = [(b"content-type", b"application/json")]
+    return {"type": "http", "method": "POST", "path": path, "root_path": "", "query_string": b"", "headers": headers}
+
+
 @dataclass(frozen=True)
 class Pool:
     n_pages: int = 4096

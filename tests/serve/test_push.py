@@ -12,7 +12,7 @@ import pytest
 
 from runtime.generate import Stream
 from runtime.messages import Finish, Output, Outputs, Usage
-from tests.serve.scripted import Served, data_events, serve
+from tests.serve.scripted import Served, data_events, post_scope, serve
 from tests.serve.test_streaming_cost import PostedClient, posted, settle
 
 TEXT = "/v1/completions"
@@ -30,15 +30,7 @@ class Socket:
         self.left = asyncio.Event()
         self._body = json.dumps({"prompt": "hi", "stream": True, "max_tokens": 1000, **body}).encode()
         self._asked = False
-        scope = {
-            "type": "http",
-            "method": "POST",
-            "path": path,
-            "root_path": "",
-            "query_string": b"",
-            "headers": [(b"content-type", b"application/json")],
-        }
-        self.task = asyncio.create_task(served.app(scope, self._receive, self._send))
+        self.task = asyncio.create_task(served.app(post_scope(path), self._receive, self._send))
 
     async def _receive(self) -> dict[str, Any]:
         if self._asked:

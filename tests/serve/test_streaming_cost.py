@@ -19,7 +19,7 @@ from runtime.client import Mailroom
 from runtime.messages import Finish, Output, Outputs, Submit, SubmitMany, Usage
 from runtime.serve.wire import around, event
 from runtime.text.tokenizer import Tokenizer
-from tests.serve.scripted import ScriptedClient, Served, data_events, serve
+from tests.serve.scripted import ScriptedClient, Served, data_events, post_scope, serve
 
 MOST_CALLS = 12  # entries of our own Python functions on the way of one token
 OURS = str(Path(runtime.__path__[0]).resolve())
@@ -68,15 +68,7 @@ async def streamed(served: Served, path: str, body: dict[str, Any], pieces: list
         if message["type"] == "http.response.body":
             pieces.append(message["body"])
 
-    scope = {
-        "type": "http",
-        "method": "POST",
-        "path": path,
-        "root_path": "",
-        "query_string": b"",
-        "headers": [(b"content-type", b"application/json")],
-    }
-    return asyncio.create_task(served.app(scope, receive, send))
+    return asyncio.create_task(served.app(post_scope(path), receive, send))
 
 
 def posted() -> tuple[Served, PostedClient]:
