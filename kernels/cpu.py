@@ -11,6 +11,8 @@ import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -18,7 +20,7 @@ from kernels.base import AttnMeta, DecoderLayer, FusedDecoder, KVStore, LayerSpe
 from kernels.build import BuildError, load_extension
 from kernels.kv8 import stored_dim
 from kernels.sampling import LogitAdjust, Samples, SamplingRows
-from kernels.steps import DecoderEnds, Drawn, StepArrays
+from kernels.steps import DecoderEnds, Drawn, LateChanges, StepArrays
 
 _QUANTIZED = ("Q4_0", "Q4_1", "Q8_0")
 _GROUP = 32
@@ -133,7 +135,7 @@ class NativeOps:
         return Samples(
             *self._backend.choose(
                 logits, rows.temperature, rows.top_k, rows.top_p, rows.min_p, rows.seed, rows.counter,
-                [_change(row, adjust) for row, adjust in adjusts], wanted, n_top,
+                adjusts, wanted, n_top,
             )
         )  # fmt: skip
 
@@ -167,23 +169,6 @@ class NativeOps:
                 meta.page_size, *key,
             )  # fmt: skip
         return self._plans[key]
-
-
-_NO_IDS, _NO_VALUES = torch.empty(0, dtype=torch.long), torch.empty(0)
-_NO_WORDS = torch.empty(0, dtype=torch.int32)
-
-
-def _change(row: int, adjust: LogitAdjust) -> tuple[int, Tensor, float, Tensor, Tensor, Tensor, int]:
-    """One row's changes as the extension takes them."""
-    rep, add, values, mask = _NO_IDS, _NO_IDS, _NO_VALUES, _NO_WORDS
-    if adjust.rep_ids is not None and adjust.rep_penalty != 1.0:
-        rep = torch.as_tensor(adjust.rep_ids, dtype=torch.long).contiguous()
-    if adjust.add_ids is not None:
-        add = torch.as_tensor(adjust.add_ids, dtype=torch.long).contiguous()
-        values = torch.as_tensor(adjust.add_values, dtype=torch.float32).contiguous()
-    if adjust.mask is not None:
-        mask = torch.as_tensor(adjust.mask, dtype=torch.int32).contiguous()
-    return row, rep, adjust.rep_penalty, add, values, mask, adjust.forced
 
 
 class NativeLinear:
@@ -251,6 +236,10 @@ class NativeStep:
         self._decoder = decoder
         decoder.native.between(embedding, final_norm, head)
 
+    def expect(self, late: npt.NDArray[np.bool_]) -> LateChanges:
+        changes: LateChanges = self._decoder.native.expect(late)
+        return changes
+
     def __call__(
         self,
         arrays: StepArrays,
@@ -258,7 +247,7 @@ class NativeStep:
         kv: KVStore,
         adjusts: Sequence[tuple[int, LogitAdjust]] = (),
         n_top: int = 0,
+        late: LateChanges | None = None,
     ) -> Drawn:
         self._decoder.use(kv)
-        changes = [_change(row, adjust) for row, adjust in adjusts]
-        return Drawn(*self._decoder.native.step(arrays, token_table, kv.page_size, changes, n_top))
+        return Drawn(*self._decoder.native.step(arrays, token_table, kv.page_size, adjusts, n_top, late))

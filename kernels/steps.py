@@ -80,19 +80,35 @@ class StepArrays(Protocol):
     def want_logprob(self) -> npt.NDArray[np.bool_]: ...
     @property
     def late(self) -> npt.NDArray[np.bool_]:
-        """Samples that are not drawn yet: their logits are handed out."""
+        """Samples whose changes are not known yet when the step begins."""
         ...
 
 
 class Drawn(NamedTuple):
-    """`kernels.sampling.Samples` in numpy arrays, one entry a sample; blank for late ones."""
+    """`kernels.sampling.Samples` in numpy arrays, one entry a sample."""
 
     tokens: I32
     logprobs: F32
     top_ids: I32
     top_logprobs: F32
     failed: npt.NDArray[np.bool_]
-    late_logits: Tensor | None  # [late samples, vocab] float32
+
+
+class LateChanges(Protocol):
+    """The way of changes to a step's late samples. The step computes meanwhile, and waits for them at its very end."""
+
+    def post(self, changes: Sequence[tuple[int, LogitAdjust]]) -> None:
+        """Once, from any thread: (sample, change) for late samples; without one, a sample is drawn as it is."""
+        ...
+
+    def abandon(self) -> None:
+        """Nothing will be posted: the step fails instead of waiting."""
+        ...
+
+    @property
+    def waited_s(self) -> float:
+        """How long the step waited."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +123,10 @@ class DecoderEnds:
 class WholeStep(Protocol):
     """From token ids to tokens drawn, in one call."""
 
+    def expect(self, late: npt.NDArray[np.bool_]) -> LateChanges:
+        """[samples] which of a step's samples are late, of which one at least is."""
+        ...
+
     def __call__(
         self,
         arrays: StepArrays,
@@ -114,8 +134,12 @@ class WholeStep(Protocol):
         kv: KVStore,
         adjusts: Sequence[tuple[int, LogitAdjust]] = (),
         n_top: int = 0,
+        late: LateChanges | None = None,
     ) -> Drawn:
-        """Samples that are not late are drawn, to the bit as operation by operation, and written to `token_table`."""
+        """Samples are drawn, to the bit as operation by operation, and written to `token_table`.
+
+        `late` must be given where samples are late.
+        """
         ...
 
 

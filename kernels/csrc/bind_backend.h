@@ -3,41 +3,11 @@
 
 #include <tuple>
 
+#include "bind_changes.h"
 #include "cpu_features.h"
-#include "bind_tensors.h"
 
 namespace ramet {
 namespace {
-
-// One row's changes: (row, repetition ids, penalty, added ids, added values, mask words, forced).
-using Change = std::tuple<int64_t, Tensor, double, Tensor, Tensor, Tensor, int64_t>;
-
-// What is changed, row by row: null where nothing is.
-struct Changes {
-  std::vector<Adjustment> adjustments;
-  std::vector<const Adjustment*> of_row;
-
-  Changes(const std::vector<Change>& changes, int64_t rows, int64_t vocab) : of_row(rows, nullptr) {
-    adjustments.reserve(changes.size());
-    for (const Change& change : changes) {
-      const int64_t row = std::get<0>(change);
-      TORCH_CHECK(row >= 0 && row < rows && !of_row[row], "row ", row, " of ", rows, " is changed once at most");
-      adjustments.push_back(adjustment_of(change, vocab));
-      of_row[row] = &adjustments.back();
-    }
-  }
-
-  static Adjustment adjustment_of(const Change& change, int64_t vocab) {
-    const auto& [row, rep_ids, penalty, add_ids, add_values, mask, forced] = change;
-    (void)row;
-    TORCH_CHECK(add_ids.numel() == add_values.numel() && forced < vocab, "a change does not fit the vocabulary");
-    check_tokens_in(longs(rep_ids, "rep_ids"), rep_ids.numel(), vocab);
-    check_tokens_in(longs(add_ids, "add_ids"), add_ids.numel(), vocab);
-    return {longs(rep_ids, "rep_ids"), rep_ids.numel(), static_cast<float>(penalty), longs(add_ids, "add_ids"),
-            floats(add_values, "add_values"), add_ids.numel(), mask.numel() ? ints(mask, "mask") : nullptr,
-            mask.numel(), forced};
-  }
-};
 
 // What sampling tells of every row.
 struct Told {
@@ -214,15 +184,15 @@ class Backend {
     return out;
   }
 
-  // (tokens, log-probabilities, top ids, their log-probabilities, failed) of logits [rows, vocab]. `changes` holds, for
-  // some rows: (row, repetition ids, penalty, added ids, added values, mask words, forced), where arrays may be empty.
+  // (tokens, log-probabilities, top ids, their log-probabilities, failed) of logits [rows, vocab]. `changes` holds
+  // (row, change) for some rows.
   py::tuple choose(const Tensor& logits, const Tensor& temperature, const Tensor& top_k, const Tensor& top_p,
-                   const Tensor& min_p, const Tensor& seed, const Tensor& counter, const std::vector<Change>& changes,
+                   const Tensor& min_p, const Tensor& seed, const Tensor& counter, const py::sequence& changes,
                    const Tensor& wanted, int64_t n_top) const {
     const DrawRows rows = draw_rows(logits, temperature, top_k, top_p, min_p, seed, counter);
     const Changes changed(changes, rows.n, rows.vocab);
     Told told(rows.n, n_top, wanted);
-    const Report report = told.report(changed.of_row.data());
+    const Report report = told.report(changed.of_row());
     {
       py::gil_scoped_release release;
       parallel(rows.n == 1 ? 1 : threads_, [&](Team& team) { kernels_->choose(team, rows, report); });

@@ -76,30 +76,39 @@ class Decoder {
     together([&](Team& team) { backend_->kernels().layers(team, all.data(), all.size(), step, scratch, state); });
   }
 
-  // The step that `plan` describes: (tokens, log-probabilities, top ids, their log-probabilities, failed) of its samples,
-  // and the logits of the late ones, which are not drawn. Tokens are also written to their places in `token_table`.
-  // `changes` as for Backend::choose, by sample.
-  py::tuple step(const py::object& plan, const Tensor& token_table, int page_size, const std::vector<Change>& changes,
-                 int64_t n_top) {
+  // The way of changes to those samples of a step that are `late`.
+  std::shared_ptr<LateChanges> expect(const py::array_t<bool>& late) const {
+    TORCH_CHECK(head_, "the decoder does not know its head");
+    return std::make_shared<LateChanges>(late, head_->n);
+  }
+
+  // The step that `plan` describes: (tokens, log-probabilities, top ids, their log-probabilities, failed) of its samples.
+  // Tokens are also written to their places in `token_table`. `changes` as for Backend::choose, by sample; those of late
+  // samples come by `late`, null where there are none.
+  py::tuple step(const py::object& plan, const Tensor& token_table, int page_size, const py::sequence& changes,
+                 int64_t n_top, const std::shared_ptr<LateChanges>& late) {
     TORCH_CHECK(head_, "the decoder does not know its head");
     const StepArrays arrays(plan);
     const Changes changed(changes, arrays.n_samples(), head_->n);
     Drawn drawn(arrays.n_samples(), n_top);
     int64_t* table = const_cast<int64_t*>(longs(token_table, "token_table"));
-    c10::optional<Tensor> late;
     {
       py::gil_scoped_release release;
       const StepRows rows(arrays, table, token_table.numel(), embedding_->n);
-      late = compute(arrays, rows, page_size, changed, drawn);
+      TORCH_CHECK(late ? late->n_samples() == arrays.n_samples() && late->n_late() == rows.late().end - rows.n_early
+                       : rows.late().begin == rows.late().end,
+                  "these late changes are not this step's");
+      TORCH_CHECK(compute(arrays, rows, page_size, changed, late.get(), drawn),
+                  "nobody told how the step's late samples are changed");
       drawn.place(rows, table);
     }
-    return drawn.tuple(late);
+    return drawn.tuple();
   }
 
  private:
-  // The late samples' logits, if there are any.
-  c10::optional<Tensor> compute(const StepArrays& arrays, const StepRows& rows, int page_size, const Changes& changed,
-                                Drawn& drawn) {
+  // False: the late changes were abandoned.
+  bool compute(const StepArrays& arrays, const StepRows& rows, int page_size, const Changes& changed, LateChanges* late,
+               Drawn& drawn) {
     const int64_t tokens = arrays.token_ids.size(), samples = arrays.n_samples(), vocab = head_->n;
     Step step = step_of(tokens, arrays.positions.data(), arrays.positions.size());
     TORCH_CHECK(arrays.copy_src.size() == arrays.copy_dst.size(), "copies do not match");
@@ -122,23 +131,27 @@ class Decoder {
     const Ends ends{embedding_->view(), rows.ids.data(), final_norm_.data_ptr<float>(), head_->view(), samples,
                     rows.chosen.data(), logits};
     std::vector<const Adjustment*> adjust;
-    for (int64_t j = 0; j < rows.n_early; ++j) adjust.push_back(changed.of_row[rows.order[j]]);
-    const DrawRows draw = rows.draw(logits, vocab);
-    const Report report = drawn.report(adjust.data(), rows);
+    for (int64_t j = 0; j < rows.n_early; ++j) adjust.push_back(changed.of_row()[rows.order[j]]);
+    const DrawRows draw = rows.draw(rows.early(), logits, vocab), draw_late = rows.draw(rows.late(), logits, vocab);
+    const Report report = drawn.report(rows.early(), adjust.data(), rows);
+    const Report report_late = drawn.report(rows.late(), late ? late->of_late() : nullptr, rows);
+    std::atomic<bool> told{true};
     together([&](Team& team) {
-      backend_->kernels().step(team, all.data(), all.size(), step, scratch, hidden, ends, draw, report);
-    });
-    if (rows.n_early == samples) return c10::nullopt;
-    Tensor late = at::empty({samples - rows.n_early, vocab}, at::kFloat);
-    std::memcpy(late.data_ptr<float>(), logits + rows.n_early * vocab, late.nbytes());
-    return late;
+      const Kernels& kernels = backend_->kernels();
+      kernels.step(team, all.data(), all.size(), step, scratch, hidden, ends, draw, report);
+      if (!late) return;
+      if (late->wait(team)) kernels.choose(team, draw_late, report_late);
+      else told = false;
+    }, late);
+    return told;
   }
 
+  // `late`: whom the work may wait for.
   template <class Work>
-  void together(Work work) {
+  void together(Work work, const LateChanges* late = nullptr) {
     auto clock = [] { return std::chrono::nanoseconds(std::chrono::steady_clock::now().time_since_epoch()).count(); };
     const int64_t begin = clock(), lost = parallel(team_size_.next(begin), work), end = clock();
-    team_size_.note(end, end - begin, lost);
+    team_size_.note(end, end - begin - (late ? late->waited_ns() : 0), lost);
   }
 
   Step step_of(int64_t tokens, const int32_t* positions, int64_t n_positions) const {

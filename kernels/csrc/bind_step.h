@@ -1,9 +1,6 @@
 // A step as it comes from Python, numpy array by numpy array, and what is told of it.
 #pragma once
 
-#include <pybind11/numpy.h>
-
-#include <chrono>
 #include <map>
 
 #include "bind_backend.h"
@@ -124,60 +121,60 @@ struct StepRows {
     }
   }
 
-  // The early samples.
-  DrawRows draw(const float* logits, int64_t vocab) const {
-    return {n_early,      vocab,        logits,      temperature.data(), top_k.data(),
-            top_p.data(), min_p.data(), seed.data(), counter.data()};
+  // Some of the samples, in the order in which they are computed.
+  DrawRows draw(Range some, const float* logits, int64_t vocab) const {
+    const int64_t at = some.begin;
+    return {some.end - at,     vocab,             logits + at * vocab, temperature.data() + at, top_k.data() + at,
+            top_p.data() + at, min_p.data() + at, seed.data() + at,    counter.data() + at};
   }
+  Range early() const { return {0, n_early}; }
+  Range late() const { return {n_early, static_cast<int64_t>(order.size())}; }
 
  private:
   static constexpr int32_t kFromTable = -1;
 };
 
-// What is told of a step's samples, in numpy arrays of the types that Python keeps. Late samples are blank in it.
+// What is told of a step's samples, in numpy arrays of the types that Python keeps.
 class Drawn {
  public:
   Drawn(int64_t n, int64_t n_top)
-      : n_top_(n_top), tokens_(n), logprobs_(n), top_ids_({n, n_top}), top_logprobs_({n, n_top}), failed_(n) {
-    std::fill_n(tokens_.mutable_data(), n, 0);
-    std::fill_n(logprobs_.mutable_data(), n, NAN);
-    std::fill_n(top_ids_.mutable_data(), n * n_top, -1);
-    std::fill_n(top_logprobs_.mutable_data(), n * n_top, NAN);
-    std::fill_n(failed_.mutable_data(), n, false);
-    to_ = {tokens_.mutable_data(), top_ids_.mutable_data(), logprobs_.mutable_data(), top_logprobs_.mutable_data(),
-           failed_.mutable_data()};
-  }
+      : n_top_(n_top),
+        tokens_(n),
+        logprobs_(n),
+        top_ids_({n, n_top}),
+        top_logprobs_({n, n_top}),
+        failed_(n),
+        to_{tokens_.mutable_data(), top_ids_.mutable_data(), logprobs_.mutable_data(), top_logprobs_.mutable_data(),
+            failed_.mutable_data()},
+        drawn_(n),
+        drawn_logprobs_(n),
+        drawn_ids_(n * n_top),
+        drawn_tops_(n * n_top),
+        drawn_failed_(new bool[n + 1]) {}
 
-  // Where the early samples go first, in the order of `rows`.
-  Report report(const Adjustment* const* adjust, const StepRows& rows) {
-    const int64_t n = rows.n_early;
-    early_tokens_.resize(n);
-    early_logprobs_.resize(n);
-    early_ids_.resize(n * n_top_);
-    early_tops_.resize(n * n_top_);
-    early_failed_.reset(new bool[n + 1]);
-    return {adjust,           rows.wanted.get(), n_top_, early_tokens_.data(), early_logprobs_.data(), early_ids_.data(),
-            early_tops_.data(), early_failed_.get()};
+  // Where some of the samples go first, in the order in which they are computed.
+  Report report(Range some, const Adjustment* const* adjust, const StepRows& rows) {
+    const int64_t at = some.begin;
+    return {adjust, rows.wanted.get() + at, n_top_, drawn_.data() + at, drawn_logprobs_.data() + at,
+            drawn_ids_.data() + at * n_top_, drawn_tops_.data() + at * n_top_, drawn_failed_.get() + at};
   }
 
   // Puts them in their places, and the tokens in the token table.
   void place(const StepRows& rows, int64_t* token_table) {
-    for (int64_t j = 0; j < rows.n_early; ++j) {
+    for (size_t j = 0; j < rows.order.size(); ++j) {
       const int64_t i = rows.order[j];
-      to_.tokens[i] = static_cast<int32_t>(early_tokens_[j]);
-      to_.logprobs[i] = early_logprobs_[j];
-      to_.failed[i] = early_failed_[j];
+      to_.tokens[i] = static_cast<int32_t>(drawn_[j]);
+      to_.logprobs[i] = drawn_logprobs_[j];
+      to_.failed[i] = drawn_failed_[j];
       for (int64_t k = 0; k < n_top_; ++k) {
-        to_.top_ids[i * n_top_ + k] = static_cast<int32_t>(early_ids_[j * n_top_ + k]);
-        to_.top_logprobs[i * n_top_ + k] = early_tops_[j * n_top_ + k];
+        to_.top_ids[i * n_top_ + k] = static_cast<int32_t>(drawn_ids_[j * n_top_ + k]);
+        to_.top_logprobs[i * n_top_ + k] = drawn_tops_[j * n_top_ + k];
       }
-      token_table[rows.table[j]] = early_tokens_[j];
+      token_table[rows.table[j]] = drawn_[j];
     }
   }
 
-  py::tuple tuple(const c10::optional<Tensor>& late) const {
-    return py::make_tuple(tokens_, logprobs_, top_ids_, top_logprobs_, failed_, late);
-  }
+  py::tuple tuple() const { return py::make_tuple(tokens_, logprobs_, top_ids_, top_logprobs_, failed_); }
 
  private:
   struct Places {
@@ -193,9 +190,11 @@ class Drawn {
   py::array_t<float> top_logprobs_;
   py::array_t<bool> failed_;
   Places to_;
-  std::vector<int64_t> early_tokens_, early_ids_;
-  std::vector<float> early_logprobs_, early_tops_;
-  std::unique_ptr<bool[]> early_failed_;
+  std::vector<int64_t> drawn_;
+  std::vector<float> drawn_logprobs_;
+  std::vector<int64_t> drawn_ids_;
+  std::vector<float> drawn_tops_;
+  std::unique_ptr<bool[]> drawn_failed_;
 };
 
 }  // namespace

@@ -43,12 +43,17 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
       .def("report", &Backend::report)
       .def("embed", &Backend::embed);
   py::class_<TeamSize>(m, "TeamSize").def(py::init<int>()).def("next", &TeamSize::next).def("note", &TeamSize::note);
+  py::class_<LateChanges, std::shared_ptr<LateChanges>>(m, "LateChanges")
+      .def("post", &LateChanges::post)
+      .def("abandon", &LateChanges::abandon)
+      .def_property_readonly("waited_s", &LateChanges::waited_s);
   py::class_<Decoder>(m, "Decoder")
       .def(py::init<std::shared_ptr<Backend>, double, const Tensor&>())
       .def("add", &Decoder::add)
       .def("run", &Decoder::run)
       .def("between", &Decoder::between)
       .def("use", &Decoder::use)
+      .def("expect", &Decoder::expect)
       .def("step", &Decoder::step);
 }
 

@@ -11,6 +11,7 @@ import numpy.typing as npt
 from torch import Tensor
 
 from kernels.sampling import Samples
+from kernels.steps import LateChanges
 from runtime.step import F32, I32, StepPlan, StepResult
 
 
@@ -21,6 +22,7 @@ class Step:
     plan: StepPlan
     event: threading.Event = field(default_factory=threading.Event)
     late_logits: Tensor | None = None  # [late samples, vocab] kept for sample_late
+    late_changes: LateChanges | None = None  # or how a step that runs as a whole is told of them
     samples: SampleArrays | None = None
     scores: ScoreArrays | None = None
     busy_s: float = 0.0

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from kernels.base import KVStore
 from kernels.sampling import Samples, report, sample
+from kernels.steps import LateChanges, WholeStep
 from runtime.execute.batch import SampleSet, as_tensor, attn_meta, input_ids
 from runtime.execute.cpu import CpuQueue
 from runtime.execute.pending import SampleArrays, ScoreArrays, Step
@@ -46,20 +47,39 @@ class ModelRunner:
         self._report_with = report_with
         self._device = device
         self._token_table = torch.zeros(max_running + 1, dtype=torch.long)
+        self._expected: LateChanges | None = None  # of a step that is still to be told about its late samples
 
     def launch(self, plan: StepPlan) -> Pending:
+        self._give_up()
         step = Step(plan)
-        self._submit(step, lambda: self._run(step))
+        whole = self._model.whole_step
+        if whole is None or len(plan.score_index):
+            self._submit(step, lambda: self._run(step))
+            return step
+        if plan.late.any():
+            step.late_changes = self._expected = whole.expect(plan.late)
+        self._submit(step, lambda: self._run_whole(step, whole))
         return step
 
     def sample_late(self, pending: Pending, adjust: Sequence[Adjust]) -> None:
         step = cast(Step, pending)
-        self._submit(step, lambda: self._run_late(step, adjust))
+        if step.late_changes is None:
+            self._submit(step, lambda: self._run_late(step, adjust))
+            return
+        step.late_changes.post([(one.sample, one) for one in adjust])
+        self._expected = None
+
+    def _give_up(self) -> None:
+        """A step whose late samples nobody asked for before something else is wanted will wait no longer."""
+        if self._expected is not None:
+            self._expected.abandon()
+            self._expected = None
 
     def set_token(self, table_row: int, token: int) -> None:
         self._device.submit(lambda: self._token_table.__setitem__(table_row, token))
 
     def close(self) -> None:
+        self._give_up()
         self._device.close()
 
     def _submit(self, step: Step, work: Callable[[], None]) -> None:
@@ -79,15 +99,16 @@ class ModelRunner:
 
         self._device.submit(guarded)
 
+    def _run_whole(self, step: Step, whole: WholeStep) -> None:
+        plan, late = step.plan, step.late_changes
+        adjusts = [(one.sample, one) for one in plan.adjust]
+        drawn = whole(plan, self._token_table, self._kv, adjusts, plan.n_top, late)
+        step.samples, step.scores = SampleArrays(*drawn), ScoreArrays(0, plan.n_top)
+        if late is not None:
+            step.busy_s -= late.waited_s
+
     def _run(self, step: Step) -> None:
         plan = step.plan
-        whole = self._model.whole_step
-        if whole is not None and not len(plan.score_index):
-            adjusts = [(one.sample, one) for one in plan.adjust]
-            drawn = whole(plan, self._token_table, self._kv, adjusts, plan.n_top)
-            step.samples, step.scores = SampleArrays(*drawn[:5]), ScoreArrays(0, plan.n_top)
-            step.late_logits = drawn.late_logits
-            return
         hidden = self._forward(plan)
         step.samples = SampleArrays.blank(len(plan.sample_index), plan.n_top)
         step.scores = self._score(plan, hidden)
