@@ -26,8 +26,7 @@ NOT_FORCED = -1
 NO_SEED_SALT = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Adjust:
+class Adjust(msgspec.Struct, frozen=True, eq=False):
     """Changes to one sampled row's logits, applied in this order: repetition, addition, mask.
 
     `rep_ids`: ids whose logit is divided by `rep_penalty` when positive and multiplied when negative.

@@ -125,6 +125,10 @@ class GrammarCursor:
     def near_end(self) -> bool:
         return not self._ended and self._matcher.near_end
 
+    def goes_on(self, *, unforced: bool) -> bool:
+        place = self._matcher.place
+        return place is not None and not self._ended and place.goes_on(unforced)
+
     def last_token(self) -> int | None:
         if self._ended:
             return None

@@ -112,6 +112,9 @@ class MarkedCursor:
     def near_end(self) -> bool:
         return not self._free and self._answer.near_end
 
+    def goes_on(self, *, unforced: bool) -> bool:
+        return self._free or (not self._in_gap and self._answer.goes_on(unforced=unforced))
+
     def fill(self, row: MaskRow) -> bool:
         here = self.allowed()
         if here is None:

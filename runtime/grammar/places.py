@@ -50,6 +50,12 @@ class Place:
         self._borders: list[int] | None = None
         self._next: dict[int, Place | None] = {}
 
+    def goes_on(self, unforced: bool) -> bool:
+        """See `Cursor.goes_on`."""
+        if self.complete is not False or self.near_end is not False or self.last is not None:
+            return False
+        return not unforced or (self.forced is not None and not self.forced[1])
+
 
 class Atlas:
     """The places of one compiled grammar. Shared by its cursors; bounded, and begun anew when it is full."""

@@ -70,6 +70,11 @@ class Cursor(Protocol):
         """One more token may complete the text, as far as can be told cheaply: a hint, False where it is not known."""
         ...
 
+    def goes_on(self, *, unforced: bool) -> bool:
+        """Whether it is known already that one more token cannot complete the text, and with `unforced` that none is
+        forced. False where somebody has to look."""
+        ...
+
     def fill(self, row: MaskRow) -> bool:
         """Write the allowed tokens into `row` (bit set = allowed, little bit order, mask_words(vocab) words).
 

@@ -121,6 +121,10 @@ class Committer:
         if state.policy.bucketed:
             self._charge(frame.requests)
         said = tokens.tolist()
+        if frame.all_careful and not result.failed:
+            for j, (request, token) in enumerate(zip(frame.requests, said, strict=True)):
+                self._speaker.hear(request, token, _logprob(request, planned, result, j, token), planned)
+            return
         if not (planned.drains or frame.any_careful or result.failed) and state.eos.isdisjoint(said):
             state.out.say(frame.requests, said)
             return

@@ -40,12 +40,14 @@ class Frame:
     n_top: int
     static_rows: tuple[int, ...]  # rows with adjustments known at plan time
     any_late: bool
+    all_late: bool
     drain_at: I32  # KV length at which a row has nothing more to plan
     ones: I32
     unknown: I32  # FROM_TABLE for every row
     eos_stops: npt.NDArray[np.bool_]
     careful: npt.NDArray[np.bool_]  # rows that need a look at commit
     any_careful: bool
+    all_careful: bool
     high: I32  # most KV that earlier attempts and segments computed
     flat: I64  # where each row's tokens begin in the flat token table
     requests: tuple[Request, ...]
@@ -173,12 +175,14 @@ def build_frame(rows: RowTable, shared: list[tuple[list[int], int]], alone: list
         n_top=int(n_top.max()) if n else 0,
         static_rows=tuple(np.flatnonzero(rows.static[at] & ~late).tolist()),
         any_late=bool(late.any()),
+        all_late=bool(late.all()),
         drain_at=rows.limit[at] - 1,
         ones=np.ones(n, np.int32),
         unknown=np.full(n, FROM_TABLE, np.int32),
         eos_stops=rows.eos_stops[at],
         careful=careful,
         any_careful=bool(careful.any()),
+        all_careful=bool(careful.all()),
         high=rows.high[at],
         flat=at * rows.width,
         requests=requests,

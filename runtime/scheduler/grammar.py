@@ -151,7 +151,7 @@ class JumpRule:
 
     def ends_soon(self, planned: Planned) -> bool:
         """Whether the samples of a step in flight may well end rows that the next plan would go on with."""
-        if not self._on_cpu or not planned.any_late:
+        if not self._on_cpu or not planned.any_late or not self._state.rows.n_closing:
             return False
         closing = self._state.rows.closing[planned.sample_slots]
         n_closing = int(np.count_nonzero((closing > 0) & (closing <= CLOSING_TOKENS)))

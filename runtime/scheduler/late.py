@@ -15,7 +15,10 @@ from runtime.step import Adjust
 
 def late_adjusts(state: State, planned: Planned) -> list[Adjust]:
     """One adjustment for each late sample of the plan. Rows that have ended meanwhile get none of their own."""
-    rows, late = state.rows, np.flatnonzero(planned.plan.late)
+    rows, frame = state.rows, planned.frame
+    if frame.all_late and not planned.pieces and planned.epoch == rows.epoch and not rows.n_overrides:
+        return [_adjust(state, request, j) for j, request in enumerate(frame.requests)]
+    late = np.flatnonzero(planned.plan.late)
     slots = planned.sample_slots[late]
     live = rows.gen[slots] == planned.sample_gens[late]
     override = rows.override[slots]

@@ -55,6 +55,7 @@ class RowTable:
         self.late = np.zeros(n, np.bool_)  # sampling waits for commit
         self.masked = np.zeros(n, np.bool_)  # has a grammar, so it may jump
         self.closing = np.zeros(n, np.int32)  # for how many tokens its grammar has been near its end
+        self.n_closing = 0  # rows where that is not 0
         self.static = np.zeros(n, np.bool_)  # has adjustments known at plan time: bias, min_tokens
         # commit
         self.careful = np.zeros(n, np.bool_)  # needs Python at commit: stop strings, grammar, logprobs, segments
@@ -113,6 +114,10 @@ class RowTable:
             self.override[slot] = False
             self.n_overrides -= 1
 
+    def set_closing(self, slot: int, n_tokens: int) -> None:
+        self.n_closing += (n_tokens > 0) - int(self.closing[slot] > 0)
+        self.closing[slot] = n_tokens
+
     def set_params(self, request: Request, seed: int) -> None:
         """Columns that follow from the current segment's parameters."""
         slot, p = request.slot, request.params
@@ -128,7 +133,7 @@ class RowTable:
         self.n_top[slot] = p.top_logprobs if p.logprobs else 0
         self.late[slot] = p.needs_last_token or request.grammar is not None
         self.masked[slot] = request.grammar is not None
-        self.closing[slot] = 0
+        self.set_closing(slot, 0)
         self.static[slot] = bool(p.logit_bias) or p.min_tokens > 0
         self.eos_stops[slot] = not p.ignore_eos
         self.careful[slot] = needs_care(request, p)
@@ -144,6 +149,7 @@ class RowTable:
         self.requests[slot] = None
         self.gen[slot] = 0
         self.clear_override(slot)
+        self.set_closing(slot, 0)
         self._free.append(slot)
 
     def row_tokens(self, slot: int) -> I32:

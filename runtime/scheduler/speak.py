@@ -40,7 +40,11 @@ class Speaker:
             if verdict is None:
                 said.append(token)
                 scores += (logprob,) if logprob is not None else ()
-                verdict = self._after(request, token)
+                self._move_on(request, token)
+                if len(said) == 1 and not scores and not prompt and self._goes_on(request, token):
+                    self.state.out.say((request,), said)
+                    return
+                verdict = self._ending(request, token)
                 if verdict is None:
                     jumped = self._jump(request, planned)
                     verdict = self._verdict_of_jump(request, jumped)
@@ -71,19 +75,31 @@ class Speaker:
         request.prompt_logprobs.clear()
         return due
 
-    def _after(self, request: Request, token: int) -> tuple[Finish, int] | None:
-        """The finish that the row's newest token brings, and how many last tokens spell a stop; None to go on."""
-        state, rows = self.state, self.state.rows
-        known = int(rows.known[request.slot])
+    def _move_on(self, request: Request, token: int) -> None:
+        """What follows the text takes its newest token in."""
         if request.penalties is not None:
             request.penalties.push(token)
         if request.grammar is not None:
             accept(request, token)
+
+    def _goes_on(self, request: Request, token: int) -> bool:
+        """Whether a grammar is all there is to look at, and is known to want more text, none of which it forces."""
+        rows, slot, stops = self.state.rows, request.slot, request.stops
+        if request.grammar is None or request.phase is not Phase.DECODE or stops is None:
+            return False
+        if not stops.only_eos or token in stops.eos_ids or rows.closing[slot] or rows.known[slot] >= rows.limit[slot]:
+            return False
+        goes_on: bool = request.grammar.cursor.goes_on(unforced=self.state.config.jump_forward)
+        return goes_on
+
+    def _ending(self, request: Request, token: int) -> tuple[Finish, int] | None:
+        """The finish that the row's newest token brings, and how many last tokens spell a stop; None to go on."""
+        state = self.state
         assert request.stops is not None
         stop = request.stops.push(token, state.visible_bytes(request, token))
         if stop is not None:
             return Finish(reason="stop", matched=stop.matched), stop.n_drop
-        return self._at_the_end(request, known)
+        return self._at_the_end(request, int(state.rows.known[request.slot]))
 
     def _at_the_end(self, request: Request, known: int) -> tuple[Finish, int] | None:
         """The finish of a complete grammar, or of the length."""
@@ -100,7 +116,7 @@ class Speaker:
             return
         in_flight = rows.kv[slot] >= rows.known[slot]
         ends = request.phase is Phase.DECODE and in_flight and last_token(request) is not None
-        rows.closing[slot] = rows.closing[slot] + 1 if request.grammar.cursor.near_end and not ends else 0
+        rows.set_closing(slot, int(rows.closing[slot]) + 1 if request.grammar.cursor.near_end and not ends else 0)
         if ends:
             self.state.to_phase(request, Phase.DRAIN)
         elif request.phase is Phase.DRAIN and not in_flight:
@@ -177,7 +193,8 @@ class Speaker:
         verdict = None
         for n, token in enumerate(tokens, 1):
             rows.known[slot] += 1
-            verdict = self._after(request, token)
+            self._move_on(request, token)
+            verdict = self._ending(request, token)
             if verdict is not None:
                 del tokens[n:]
                 break

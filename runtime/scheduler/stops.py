@@ -33,13 +33,16 @@ class StopMatcher:
     tail: bytes = b""
     sizes: tuple[int, ...] = ()  # bytes of each of the last tokens, together at least the tail
     scanner: StopScanner | None = None  # in place of `stops`, where expressions are among them
+    only_eos: bool = False  # nothing else stops it
 
     @classmethod
     def of(cls, params: SamplingParams, eos_ids: frozenset[int]) -> StopMatcher:
         stops = tuple(dict.fromkeys(stop.encode() for stop in params.stop))
         keep = max((len(s) for s in stops), default=1) - 1
         scanner = StopScanner(dict.fromkeys(params.stop), params.stop_regex) if params.stop_regex else None
-        return cls(stops, frozenset(params.stop_token_ids), eos_ids, keep, scanner=scanner)
+        stop_ids = frozenset(params.stop_token_ids)
+        only_eos = not stops and not stop_ids and scanner is None
+        return cls(stops, stop_ids, eos_ids, keep, scanner=scanner, only_eos=only_eos)
 
     def push(self, token: int, data: bytes, *, count_strings: bool = True) -> Stop | None:
         """The stop that `token`, whose visible bytes are `data`, completes. `count_strings`: False below min_tokens."""

@@ -40,6 +40,11 @@ class FakeCursor:
     def near_end(self) -> bool:
         return self._at >= len(self._places) - 1
 
+    def goes_on(self, *, unforced: bool) -> bool:
+        if self._ended or self.near_end:
+            return False
+        return not unforced or not self.forced_tokens(1)
+
     def ids(self) -> list[int]:
         if self._ended:
             return []
