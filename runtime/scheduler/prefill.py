@@ -29,17 +29,31 @@ class PrefillPlanner:
         self._turn = 0
 
     def plan(self, budget: int, copies: Copies) -> list[Piece]:
-        """Rows for at most `budget` tokens: admitted prompts in rotation, then new ones."""
+        """Rows for at most `budget` tokens: answers that were given a few at once, admitted prompts, then new ones."""
         state = self.state
         if budget <= 0 or not (state.prefill or len(state.queue)):
             return []
         max_rows = min(MAX_ROWS, max(1, budget // state.page_size))
         admission = Admission(state)
-        going = self._in_rotation()
+        in_rotation = self._in_rotation()
+        runs = [r for r in in_rotation if self._is_run(r)]
+        going = [r for r in in_rotation if not self._is_run(r)] if runs else in_rotation
         fresh = self._choose_new(admission, going, max_rows)
         most = max(max_rows - len(fresh), max_rows // 2, self._turn % 2) if fresh else max_rows
-        going = going[:most]
-        return self._rows(admission, going, fresh, budget, copies)
+        runs = self._first(runs, budget // 2 if going or fresh else budget)
+        return self._rows(admission, runs + going[:most], fresh, budget, copies)
+
+    def _is_run(self, request: Request) -> bool:
+        """Whether all it has to compute is its answer's: a few tokens that were forced, on which its reader waits."""
+        return bool(self.state.rows.kv[request.slot] >= request.gen_start)
+
+    def _first(self, runs: list[Request], n_tokens: int) -> list[Request]:
+        """The first ones that have at most `n_tokens` together, but one at least."""
+        for n, request in enumerate(runs):
+            n_tokens -= self._pending(request)
+            if n_tokens < 0:
+                return runs[: max(n, 1)]
+        return runs
 
     def _in_rotation(self) -> list[Request]:
         """Requests with tokens to compute, starting one further each step. Their grammars are looked at here."""
