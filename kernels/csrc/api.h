@@ -18,6 +18,8 @@ constexpr int kKeyBlock = 32;     // keys of one online-softmax update, aligned 
 constexpr int kKeySplit = 512;    // keys of one partial result, aligned to position 0; merged in order
 constexpr int kTileRows = 64;     // query rows (tokens * heads that share a KV head) of one tile, at most
 
+constexpr int kRowBlock = 32;     // rows that go through products together: what they read and write stays near
+
 inline bool is_quantized(Format f) { return f >= Format::Q8; }
 
 // All threads of one parallel region. The barrier spins, then yields: a step has hundreds of short phases.
@@ -173,6 +175,7 @@ struct Ends {
 struct Scratch {
   float* wide;         // [tokens, widest layer output]
   float* narrow;       // [tokens, widest layer input]
+  float* block;        // [kRowBlock, widest layer input]
   QuantizedRows rows;  // [tokens, widest layer input]
   float* kept;         // [chosen, hidden], then [chosen, input of the last layer's `out`]
   float* partial;      // [n_partial, heads, dim + 2]

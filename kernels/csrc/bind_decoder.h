@@ -187,6 +187,7 @@ class Decoder {
     const int64_t groups = narrow / kGroup + 1;
     return {arena_.take<float>(0, tokens * wide),
             arena_.take<float>(1, tokens * narrow),
+            arena_.take<float>(8, kRowBlock * narrow),
             {arena_.take<int8_t>(2, tokens * narrow), arena_.take<GroupScale>(3, tokens * groups), groups},
             nullptr,
             arena_.take<float>(4, partial)};

@@ -87,7 +87,7 @@ class Arena {
   }
 
  private:
-  std::vector<float> slots_[8];
+  std::vector<float> slots_[9];
 };
 
 struct Weight {

@@ -51,23 +51,35 @@ class Decoder {
     mix(layer);
     if (!ends.n_chosen) return;
     think(layer, keep(ends, layer.out.k), &ends.head);
-    multiply(ends.head, normed(ends.final_norm, ends.head), ends.logits, false, nullptr);
+    multiply(ends.head, normed(ends.final_norm, ends.head, scratch_.narrow), ends.logits, false, nullptr);
   }
 
  private:
   // Attention: what the tokens take from each other, in scratch_.narrow.
   void mix(const Layer& layer) {
-    multiply(layer.qkv, normed(layer.norm_before_attention, layer.qkv), scratch_.wide, false, &layer.out);
+    multiply(layer.qkv, normed(layer.norm_before_attention, layer.qkv, scratch_.narrow), scratch_.wide, false, &layer.out);
     attention(layer);
   }
 
-  // The rest, for `rows_` tokens each by itself.
+  // The rest, for `rows_` tokens each by itself, some at a time.
   void think(const Layer& layer, const float* mixed, const LinearWeight* next) {
+    const int64_t rows = rows_;
+    float* const hidden = hidden_;
+    for (int64_t begin = 0; begin < rows; begin += kRowBlock) {
+      rows_ = std::min<int64_t>(kRowBlock, rows - begin);
+      hidden_ = hidden + begin * step_.hidden;
+      think_of_some(layer, mixed + begin * layer.out.k, next);
+    }
+    rows_ = rows;
+    hidden_ = hidden;
+  }
+
+  void think_of_some(const Layer& layer, const float* mixed, const LinearWeight* next) {
     LinearWeight gate_only = layer.gate_up;
     gate_only.n /= 2;
     multiply(layer.out, as_read(mixed, layer.out), hidden_, true, &gate_only);
     gate(layer);
-    multiply(layer.down, {scratch_.narrow, shared(layer.down)}, hidden_, true, next);
+    multiply(layer.down, {scratch_.block, shared(layer.down)}, hidden_, true, next);
   }
 
   // From here on there are the chosen tokens only. Returns what attention gave them.
@@ -120,11 +132,11 @@ class Decoder {
     });
   }
 
-  // Normed hidden states, in the form `next` reads.
-  Rows normed(const float* weight, const LinearWeight& next) {
+  // Normed hidden states, in the form `next` reads; `room` is for those that all threads share.
+  Rows normed(const float* weight, const LinearWeight& next, float* room) {
     const int64_t width = step_.hidden;
     if (few()) own_.grow(rows_ * width);
-    float* to = few() ? own_.x.data() : scratch_.narrow;
+    float* to = few() ? own_.x.data() : room;
     const QuantizedRows quantized = few() ? own(next) : shared(next);
     const auto [begin, end] = few() ? Range{0, rows_} : team_.share(rows_);
     for (int64_t row = begin; row < end; ++row) {
@@ -198,7 +210,7 @@ class Decoder {
   void gate(const Layer& layer) {
     const LinearWeight& w = layer.gate_up;
     const int64_t n = step_.intermediate, per_group = kGroup / panel_width(w.format);
-    const Rows rows = normed(layer.norm_before_mlp, w);
+    const Rows rows = normed(layer.norm_before_mlp, w, scratch_.block);
     const bool at_once = few() && n % kGroup == 0;
     if (!at_once) multiply(w, rows, scratch_.wide, false, nullptr);
     together(ceil_div(n, kGroup), 1, &layer.down, [&](Range groups) {
@@ -216,7 +228,7 @@ class Decoder {
     if (begin >= end) return;
     for (int64_t row = 0; row < rows_; ++row) {
       const float* gate = scratch_.wide + row * 2 * n;
-      float* to = scratch_.narrow + row * n;
+      float* to = scratch_.block + row * n;
       silu_mul_some(gate + begin, gate + n + begin, end - begin, to + begin);
       if (is_quantized(next.format)) quantize_row(to, row, begin / kGroup, end / kGroup, shared(next));
     }

@@ -78,10 +78,13 @@ inline void quant_product(Range panels, const LinearWeight& w, const QuantizedRo
 #else
   const int64_t tiled = 0;
 #endif
-  int64_t panel = panels.begin;
-  if (m > 1 && m <= kPairedRows)
-    for (; panel + 2 <= panels.end; panel += 2) quant_panels<F, 2>(w, panel, x, tiled, m, out, accumulate);
-  for (; panel < panels.end; ++panel) quant_panels<F, 1>(w, panel, x, tiled, m, out, accumulate);
+  for (int64_t row = tiled; row < m; row += kRowBlock) {
+    const int64_t end = std::min<int64_t>(m, row + kRowBlock);
+    int64_t panel = panels.begin;
+    if (m > 1 && m <= kPairedRows)
+      for (; panel + 2 <= panels.end; panel += 2) quant_panels<F, 2>(w, panel, x, row, end, out, accumulate);
+    for (; panel < panels.end; ++panel) quant_panels<F, 1>(w, panel, x, row, end, out, accumulate);
+  }
 }
 
 template <Format F>
