@@ -168,9 +168,6 @@ class CudaRunner:
         self._queue(step, work)
         self._send_home(step)
 
-    def set_token(self, table_row: int, token: int) -> None:
-        self._main.run(lambda: self._token_table.__setitem__(table_row, token))
-
     def warm_up(self) -> None:
         """Capture every size, the largest first."""
         for n_rows in reversed(self.graphs.sizes if self.graphs else []):

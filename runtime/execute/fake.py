@@ -126,9 +126,6 @@ class FakeRunner:
             raise FakeKVError(f"step {pending.plan.step} has {n_late} late samples, got {len(adjust)} adjustments")
         self._queue.append(("late", pending, tuple(adjust)))
 
-    def set_token(self, table_row: int, token: int) -> None:
-        self._queue.append(("token", None, (table_row, token)))
-
     def close(self) -> None:
         self.closed = True
 

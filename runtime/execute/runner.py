@@ -75,9 +75,6 @@ class ModelRunner:
             self._expected.abandon()
             self._expected = None
 
-    def set_token(self, table_row: int, token: int) -> None:
-        self._device.submit(lambda: self._token_table.__setitem__(table_row, token))
-
     def close(self) -> None:
         self._give_up()
         self._device.close()

@@ -71,8 +71,8 @@ class Cursor(Protocol):
         ...
 
     def goes_on(self, *, unforced: bool) -> bool:
-        """Whether it is known already that one more token cannot complete the text, and with `unforced` that none is
-        forced. False where somebody has to look."""
+        """Whether it is known already that the text is neither complete nor near its end, that no token must be its
+        last, and with `unforced` that none is forced. False where somebody has to look."""
         ...
 
     def fill(self, row: MaskRow) -> bool:

@@ -45,6 +45,9 @@ def walk_beside(kit: Toolkit, spec: GrammarSpec, backend: BackendName, n_walks: 
             assert alone.mask(bare) == limited
             assert (row == bare).all()
             assert cursor.can_stop == alone.complete
+            open_here = cursor.goes_on(unforced=True)
+            looked = cursor.can_stop or cursor.near_end or cursor.last_token() is not None or cursor.forced_tokens(64)
+            assert not (open_here and looked)
             if not alone.complete:
                 assert cursor.forced_tokens(64) == alone.forced(64)
             ids = np.flatnonzero(np.unpackbits(row.view(np.uint8), bitorder="little")).tolist()
@@ -111,14 +114,20 @@ def test_a_place_knows_when_a_token_may_end_the_text(kit: Toolkit, shape: str, t
 def test_other_values_of_the_same_length_lead_to_known_places(kit: Toolkit, backend: BackendName) -> None:
     """The second answer needs no engine at all, and a longer one only where it leaves the first one's path."""
     compiled: Any = kit.compile(schema_spec({**SHAPES["bounded strings"], "additionalProperties": False}), backend)
-    asked = []
+    asked, open_at = [], []
     for text in ('{"a": "xyz", "b": "q"}', '{"a": "pqr", "b": "w"}', '{"a": "pqrs", "b": "w"}'):
         cursor, row = compiled.cursor(), np.zeros(kit.n_words, np.int32)
+        n_open = 0
         for token in [piece for char in text for piece in kit.pieces.split(char.encode())]:
+            n_open += cursor.goes_on(unforced=True)
             cursor.fill(row)
+            if not cursor.can_stop and not cursor.near_end and cursor.last_token() is None:
+                cursor.forced_tokens(64)
             assert cursor.accept(token)
         assert cursor.done
+        open_at.append(n_open)
         asked.append(cursor._matcher._fed if cursor._matcher._inner is not None else 0)
     assert asked[0] > 0
     assert asked[1] == 0
     assert asked[2] > 0
+    assert open_at[0] < open_at[1]  # where nobody has been before, somebody has to look

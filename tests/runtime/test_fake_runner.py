@@ -147,11 +147,3 @@ def test_a_script_is_said_per_prompt() -> None:
         world.ask(rid, prompt, max_tokens=9, ignore_eos=False)
     world.run()
     assert [world.tokens(rid) for rid in "abc"] == [[10, 11, 1], [20, 1], [30, 1]]
-
-
-def test_table_writes_are_queued_in_order() -> None:
-    runner = make()
-    runner.launch(plan_of([5, 6])).result()
-    runner.set_token(1, 44)
-    runner.launch(plan_of([-1], start=2, step=1)).result()
-    assert runner._kv_token[PAGES[0] * 4 + 2] == 44

@@ -55,15 +55,6 @@ def test_tokens_the_host_has_not_seen_come_from_the_table(runner: ModelRunner) -
     assert [int(step.result(30).tokens[0]) for step in steps] == seen
 
 
-def test_set_token_overwrites_the_table_in_queue_order(runner: ModelRunner) -> None:
-    seq = Seq(list(PROMPT), [0, 1, 2])
-    runner.launch(make_plan([Row(seq, 0, 6)], 4))
-    runner.set_token(1, 42)
-    blind = runner.launch(make_plan([Row(seq, 6, 7)], 4)).result(30).tokens[0]
-    told = run(runner, Row(Seq([*PROMPT, 42], [5, 6, 7]), 0, 7))
-    assert blind == told
-
-
 def test_late_samples_wait_for_their_adjustments(runner: ModelRunner) -> None:
     early, late = Seq(list(PROMPT), [0, 1]), Seq(list(PROMPT), [2, 3], table_row=2)
     pending = runner.launch(make_plan([Row(early, 0, 6), Row(late, 0, 6, late=True)], 4))

@@ -165,17 +165,6 @@ def test_waiting_for_late_samples_that_never_come_times_out(folder: Path, plain:
         pending.result(0.05)
 
 
-def test_set_token_is_seen_by_later_steps_only(folder: Path, plain: ModelRunner) -> None:
-    seq = sequences(1)[0]
-    answers = []
-    for runner in (late_runner(folder, plain, LateDevice()), plain):
-        before = runner.launch(make_plan([Row(seq, 0, 6)], PAGE))
-        runner.set_token(1, 42)
-        after = runner.launch(make_plan([Row(seq, 6, 7)], PAGE))
-        answers.append([before.result(30).tokens.tolist(), after.result(30).tokens.tolist()])
-    assert answers[0] == answers[1]
-
-
 def test_a_failed_step_fails_alone(folder: Path, plain: ModelRunner) -> None:
     runner = late_runner(folder, plain, LateDevice())
     seq = sequences(1)[0]

@@ -112,6 +112,24 @@ def test_an_end_that_does_not_come_is_not_waited_for_any_longer(monkeypatch: pyt
     world.run()
 
 
+@pytest.mark.parametrize("n_prompts", [0, 2])
+def test_every_answer_that_jumps_has_its_row_in_the_next_step(n_prompts: int) -> None:
+    """Twelve answers force five tokens after every choice: less than two pages' worth each, all in one step. Long
+    prompts beside them move on too."""
+    places = [place for i in range(4) for place in ([5, 6], [7 + i], [8 + i], [9 + i], [10 + i], [11 + i])]
+    spec = replace(fake_spec(64, 512, (END,)), backend="native")
+    runner = FakeRunner(spec, n_pages=512, page_size=16, max_running=16)
+    world = world_of(True, runner=runner, max_step_tokens=128)
+    for i in range(12):
+        world.ask(f"r{i}", [2, 3, 4 + i], grammar=spec_of(places), max_tokens=50)
+    world.turn(3)
+    for i in range(n_prompts):
+        world.ask(f"p{i}", [9 + i, *range(2, 60)] * 5, max_tokens=1)
+    world.run()
+    assert all(follows(world.tokens(f"r{i}"), places) for i in range(12))
+    assert world.scheduler.stats()["steps"] <= (5 if not n_prompts else 13)
+
+
 def test_what_was_said_leaves_when_the_device_has_work_again() -> None:
     """A client that works at its answer must not hold up the next step; the last words leave at once."""
     world = world_of(False)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -80,6 +82,54 @@ def test_one_call_is_the_operations_one_by_one(runners: list[ModelRunner]) -> No
             assert a.dtype == b.dtype
             assert np.array_equal(a, b, equal_nan=a.dtype.kind == "f"), f"{name} of step {step}: {a} is not {b}"
         assert whole.failed == parts.failed
+
+
+def test_a_step_gives_up_on_late_samples_that_nobody_asked_for(runners: list[ModelRunner]) -> None:
+    runner, seq = runners[0], Seq([5, 6, 7], [0])
+    forgotten = runner.launch(make_plan([Row(seq, 0, 3, late=True)], PAGE))
+    with pytest.raises(TimeoutError):
+        forgotten.result(0.1)
+    assert run(runner, Row(seq, 0, 3)).failed == ()
+    with pytest.raises(RuntimeError, match="late samples"):
+        forgotten.result(60)
+
+
+def test_a_step_whose_late_samples_come_late_says_how_long_it_computed(runners: list[ModelRunner]) -> None:
+    row = Row(Seq([5, 6, 7], [0]), 0, 3, late=True)
+    pending = runners[0].launch(make_plan([row], PAGE))
+    time.sleep(0.3)
+    runners[0].sample_late(pending, [Adjust(sample=0)])
+    assert pending.result(60).device_s < 0.2
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        Adjust(sample=1),
+        Adjust(sample=0, forced=VOCAB),
+        Adjust(sample=0, add_ids=np.array([VOCAB], np.int32), add_values=np.zeros(1, np.float32)),
+        Adjust(sample=0, add_ids=np.array([1], np.int32), add_values=np.zeros(2, np.float32)),
+        Adjust(sample=0, rep_ids=np.array([-1], np.int32), rep_penalty=2.0),
+    ],
+    ids=["no late one", "forced", "id", "values", "negative id"],
+)
+def test_a_change_that_does_not_fit_is_refused(runners: list[ModelRunner], wrong: Adjust) -> None:
+    runner, rows = runners[0], [Row(Seq([5, 6, 7], [0]), 0, 3, late=True), Row(Seq([5, 6], [1], table_row=2), 0, 2)]
+    pending = runner.launch(make_plan(rows, PAGE))
+    with pytest.raises(RuntimeError):
+        runner.sample_late(pending, [wrong])
+    assert run(runner, Row(Seq([5, 6, 7], [2]), 0, 3)).failed == ()
+    with pytest.raises(RuntimeError, match="late samples"):
+        pending.result(60)
+
+
+def test_closing_does_not_wait_for_late_samples(tmp_path: Path) -> None:
+    folder = save(tiny_model("llama", **SIZES), tmp_path)
+    runner = load_runner(EngineConfig(model=str(folder), backend="native", kv_pool_tokens=256, page_size=PAGE))
+    pending = runner.launch(make_plan([Row(Seq([5, 6, 7], [0]), 0, 3, late=True)], PAGE))
+    runner.close()
+    with pytest.raises(RuntimeError, match="late samples"):
+        pending.result(60)
 
 
 def test_arrays_that_do_not_fit_are_refused(runners: list[ModelRunner]) -> None:
