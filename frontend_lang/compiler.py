@@ -18,6 +18,7 @@ import numpy as np
 from frontend_lang.context import Context
 from frontend_lang.errors import ProgramError
 from frontend_lang.holes import DataDependent, Hole, parts
+from frontend_lang.ids import short_id
 from frontend_lang.ir import (
     RoleClose,
     RoleOpen,
@@ -29,6 +30,7 @@ from frontend_lang.session import Batcher, Prepared
 from frontend_lang.tracer import Tracer
 from runtime.messages import Hints, Submit, Usage, pack_ids
 from runtime.params import SamplingParams
+from runtime.validate import MAX_FANOUT
 
 if TYPE_CHECKING:
     from frontend_lang.function import Program
@@ -130,12 +132,13 @@ async def prefetch(
     ids = await constant_ids(prepared, tree, known)
     if len(ids) < MIN_PREFETCH:
         return len(ids), None
+    name = short_id(program.name)
     request = Submit(
-        rid=f"{program.name}/prefetch/{secrets.token_hex(4)}",
+        rid=f"{name}/prefetch/{secrets.token_hex(4)}",
         tokens=pack_ids(ids),
         params=SamplingParams(max_tokens=0),
-        hints=Hints(program_id=program.name, expected_fanout=len(items)),
-        client=program.name,
+        hints=Hints(program_id=name, expected_fanout=min(len(items), MAX_FANOUT)),
+        client=name,
     )
     usage, began = Usage(prompt_tokens=len(ids)), time.monotonic()
     async with aclosing(cast(Any, await (batcher or prepared.batcher()).submit(request))) as stream:

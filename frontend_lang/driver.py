@@ -18,13 +18,14 @@ import numpy as np
 
 from frontend_lang.context import Context
 from frontend_lang.errors import ProgramError
+from frontend_lang.ids import short_id
 from frontend_lang.ir import Fork, Gen, Join, Mark, RoleClose, RoleOpen, Select, Step, Text, ToolCall
 from frontend_lang.outcome import Part, cut, explain, failure, gather, settle, settle_many, take
 from frontend_lang.record import Event, common_prefix
 from runtime.errors import RametError
 from runtime.messages import Finish, Hints, Segment, Submit, Usage, pack_ids
 from runtime.params import SamplingParams
-from runtime.validate import MAX_DEPTH
+from runtime.validate import MAX_DEPTH, MAX_SEGMENTS
 
 if TYPE_CHECKING:
     from frontend_lang.run import Run
@@ -47,6 +48,8 @@ class Driver:
     def __init__(self, run: Run, branch: str) -> None:
         self.run = run
         self.branch = branch
+        self.run_id = short_id(run.id)
+        self.branch_id = self.run_id if branch == "main" else f"{self.run_id}/{short_id(branch)}"
         self.context = Context(run.prepared.codec)
         self.fresh = True  # nothing read yet: raw text starts with the model's bos
         self.roles: tuple[str, ...] = ()
@@ -171,12 +174,13 @@ class Driver:
         await self.receive(request, parts)
 
     def _take_chain(self) -> list[Part]:
-        """Pop the generation at the head and every further one that literal text alone separates from it."""
+        """Pop the generation at the head and those that literal text alone separates from it, as many as one request
+        may have."""
         parts = [Part(self.steps.popleft())]
         first = parts[0].gen
         if first.n > 1 or not self.run.prepared.backend.able.segments or first.deadline is not None:
             return parts
-        while True:
+        while len(parts) <= MAX_SEGMENTS:
             n_text = 0
             while n_text < len(self.steps) and isinstance(self.steps[n_text].node, Text | RoleOpen | RoleClose):
                 n_text += 1
@@ -187,6 +191,7 @@ class Driver:
                 return parts
             before = [self.steps.popleft() for _ in range(n_text)]
             parts.append(Part(self.steps.popleft(), before))
+        return parts
 
     async def receive(self, request: Submit, parts: list[Part]) -> None:
         """Follow the request's stream; every finished part becomes committed ids and a value."""
@@ -195,17 +200,21 @@ class Driver:
         try:
             async with aclosing(cast(Any, await self.run.batcher.submit(request))) as stream:
                 async for piece in stream:
+                    usage = piece.usage or usage
                     if piece.finish is not None and piece.finish.reason in ("error", "abort"):
                         raise failure(piece.finish, parts[at].step.where)
                     part = parts[piece.segment]
                     take(part, piece)
-                    usage = piece.usage or usage
                     if piece.finish is not None:
                         part.finish = piece.finish
                         await self._finish_part(part, usage)
                         at = piece.segment + 1
-        except BaseException:
+        except BaseException as error:
             self._requeue(parts[at:])
+            if at:  # what was made before stays, and so does what it cost
+                self._note(request, parts[:at], began, usage)
+            if isinstance(error, RametError) and not isinstance(error, ProgramError):
+                raise explain(error, parts[min(at, len(parts) - 1)].step.where) from error
             raise
         self._note(request, parts[:at], began, usage)
         self._requeue(parts[at:])  # the runtime stopped early (a stop string inside a token): send the rest anew
@@ -300,17 +309,17 @@ class Driver:
         read = np.asarray(self.context.read, np.int32)
         self.run.record.retokenised += len(read) - common_prefix(read, np.asarray(prompt, np.int32))
         return Submit(
-            rid=f"{self.run.id}/{self.branch}/{self._count}",
+            rid=f"{self.run_id}/{short_id(self.branch)}/{self._count}",
             tokens=pack_ids(prompt),
             params=params,
             hints=self._hints(returning, leaf),
-            client=self.run.id,
-            group=self.run.id,
+            client=self.run_id,
+            group=self.run_id,
             **{"stream": False, **options},
         )
 
     def _hints(self, returning: bool, leaf: bool) -> Hints:
-        program = self.run.id if self.branch == "main" else f"{self.run.id}/{self.branch}"
+        program = self.branch_id
         family = self.run.family = self.run.family or program
         following = next((s.node for s in self.steps if not isinstance(s.node, Text | RoleOpen | RoleClose)), None)
         depth = 0 if leaf else sum(isinstance(s.node, Gen | Select | ToolCall) for s in self.steps)
@@ -336,7 +345,7 @@ class Driver:
     def seed(self, name: str, index: int = 0) -> int:
         """A seed of its own for every place of the run, the same in every run with the same seed."""
         key = f"{self.run.seed}/{self.branch}/{name}/{len(self.context.spans)}/{index}"
-        return int.from_bytes(hashlib.blake2b(key.encode(), digest_size=7).digest(), "little")
+        return int.from_bytes(hashlib.blake2b(key.encode("utf-8", "surrogatepass"), digest_size=7).digest(), "little")
 
     def _note(self, request: Submit, parts: Sequence[Part], began: float, usage: Usage | None) -> None:
         prompt = np.frombuffer(request.tokens, "<i4")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 
-from runtime.errors import RequestFailed
+from runtime.errors import ContextLengthExceeded, RequestFailed
 from runtime.messages import Finish, Output, TokenLogprob, unpack_ids
 from runtime.request import Phase, Request
 from runtime.scheduler.batch import Planned
@@ -245,9 +245,9 @@ class Speaker:
         end_at = known + len(literal)
         request.params = segment.params
         request.gen_start = end_at
-        if end_at >= state.limits.max_len:
+        if end_at >= state.limits.max_len:  # refused as a prompt of this length is: nothing is cut in silence
             rows.known[slot], request.gen_start = known, known
-            end(state, request, Finish(reason="length"))
+            fail(state, request, ContextLengthExceeded(end_at, state.limits.max_len, param="segments"))
             return
         rows.tokens[slot, known:end_at] = literal
         rows.known[slot] = end_at

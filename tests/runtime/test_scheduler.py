@@ -300,11 +300,15 @@ def test_a_stop_inside_a_token_ends_the_chain(overlap: bool) -> None:
 
 
 @BOTH
-def test_a_chain_that_outgrows_the_context_ends_by_length(overlap: bool) -> None:
+def test_a_literal_that_does_not_fit_the_context_is_an_error_as_a_prompt_of_that_length_is(overlap: bool) -> None:
     world = World(overlap=overlap, context_length=16)
-    world.ask("chain", range(2, 12), max_tokens=2, segments=[(range(2, 12), {"max_tokens": 2})])
+    world.ask("chain", range(2, 12), max_tokens=2, segments=[(range(2, 6), {"max_tokens": 2})])
     said = world.run().said["chain"]
-    assert [f.reason for f in said.finishes] == ["length", "length"]
+    assert said.segments[0] == alone(range(2, 12), max_tokens=2).tokens
+    assert [f.reason for f in said.finishes] == ["length", "error"]
+    last = said.finishes[-1]
+    assert (last.status, last.param) == (400, "segments")
+    assert "maximum context length is 16 tokens. However, your prompt has 16 tokens" in (last.message or "")
 
 
 # -- leaving early -------------------------------------------------------------------------------------------------
