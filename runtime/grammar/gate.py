@@ -84,7 +84,8 @@ class Gate:
         _judge(verdict, verdict.backend or first, param)
         assert verdict.backend is not None
         assert verdict.kind is not None
-        return Prepared(verdict.backend, verdict.kind, verdict.text, cheap=True)
+        little = verdict.forces_little
+        return Prepared(verdict.backend, verdict.kind, verdict.text, cheap=True, forces_little=little)
 
     def _late(self, param: str) -> GrammarTimeout:
         message = f"{param}: the grammar takes longer than {self._timeout_s:g} s to compile."

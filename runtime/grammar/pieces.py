@@ -26,11 +26,21 @@ class Pieces:
     def __init__(self, vocab: Vocabulary) -> None:
         banned = vocab.control_ids | set(vocab.stop_ids)
         self._ids: dict[bytes, int] = {}
+        self.n_words = mask_words(vocab.vocab_size)
+        self._first = np.full(self.n_words * 32, -1, np.int16)  # each token's first byte; -1: it is no text
         for token, piece in enumerate(vocab.token_bytes):
             if piece and token not in banned:
                 self._ids.setdefault(piece, token)
+                self._first[token] = piece[0]
         self._longest = max(map(len, self._ids), default=0)
         self._extends = {piece[:n] for piece in self._ids for n in range(1, len(piece))}
+
+    def only_byte(self, row: MaskRow) -> bytes | None:
+        """The byte with which everything that the row allows begins; None where bytes differ, or a text may end."""
+        first = self._first[np.flatnonzero(np.unpackbits(row.view(np.uint8), bitorder="little"))]
+        if not len(first) or first[0] < 0 or (first != first[0]).any():
+            return None
+        return bytes([first[0]])
 
     def split(self, data: bytes) -> list[int]:
         """Ids of the bytes, longest piece first, as far as the vocabulary goes."""

@@ -8,11 +8,12 @@ from typing import Any, Literal
 from runtime.errors import InvalidRequest
 from runtime.grammar import tags
 from runtime.grammar.backends import BackendName, TextKind
+from runtime.grammar.distance import forces_little
 from runtime.grammar.emit import schema_grammar
 from runtime.grammar.limits import Limits, reject
 from runtime.grammar.printers import CannotPrint, to_ebnf, to_lark
 from runtime.grammar.regex import RegexError, parse_full
-from runtime.grammar.regular import NOTHING, Regex, counted_depth, nested_repeat, size
+from runtime.grammar.regular import NOTHING, Regex, TooMuchWork, bounded_work, counted_depth, nested_repeat, size
 from runtime.grammar.rules import ROOT, Grammar, Leaf, Text, choice, leaves
 from runtime.messages import GrammarSpec
 
@@ -27,13 +28,14 @@ _CHEAP_LEAF = 400
 @dataclass(frozen=True, slots=True)
 class Prepared:
     """What to compile and with which backend. `cheap`: known to compile and match fast, so it skips the gate.
-    `grammar`: what the text says, where it is ours."""
+    `grammar`: what the text says, where it is ours. `forces_little`: no text it forces is long."""
 
     backend: BackendName
     kind: TextKind
     text: str
     cheap: bool
     grammar: Grammar | None = None
+    forces_little: bool = False
 
 
 def param_of(spec: GrammarSpec) -> str:
@@ -44,6 +46,14 @@ def prepare(spec: GrammarSpec, choice_of: Choice, limits: Limits) -> Prepared:
     """Check, normalise and print. Raises InvalidRequest naming the place and the backend that cannot."""
     if spec.after is not None and not 0 < len(spec.after.encode(errors="replace")) <= limits.marker_bytes:
         reject(f"The end-of-thinking marker must have 1 to {limits.marker_bytes} bytes.", "after")
+    try:
+        with bounded_work():
+            return _prepare(spec, choice_of, limits)
+    except TooMuchWork:
+        reject(f"{param_of(spec)}: matching its constants against its patterns takes too long.", param_of(spec))
+
+
+def _prepare(spec: GrammarSpec, choice_of: Choice, limits: Limits) -> Prepared:
     match spec.kind:
         case "json_schema" | "json_object":
             return _for_backend(_json(spec, limits), choice_of, limits, param_of(spec))
@@ -57,8 +67,9 @@ def prepare(spec: GrammarSpec, choice_of: Choice, limits: Limits) -> Prepared:
             _only_xgrammar(choice_of, "structural_tag")
             document = limits.parse(spec.spec, "structural_tag")
             text, grammars = tags.rewrite(document, spec.whitespace, limits)
-            cheap = grammars is not None and all(map(_cheap, grammars)) and len(text) <= _CHEAP_TAGS
-            return Prepared("xgrammar", "structural_tag", text, cheap)
+            little = grammars is not None and all(map(forces_little, grammars))
+            cheap = grammars is not None and little and all(map(_cheap, grammars)) and len(text) <= _CHEAP_TAGS
+            return Prepared("xgrammar", "structural_tag", text, cheap, forces_little=little)
         case other:
             raise InvalidRequest(f"unknown grammar kind {str(other)[:40]!r}.", param="response_format")
 
@@ -115,17 +126,24 @@ def _for_backend(grammar: Grammar, choice_of: Choice, limits: Limits, param: str
     _check_leaves(grammar, limits, param)
     try:
         if choice_of == "xgrammar":
-            return Prepared("xgrammar", "ebnf", to_ebnf(grammar, narrow=True), _cheap(grammar), grammar)
+            return _prepared("xgrammar", "ebnf", to_ebnf(grammar, narrow=True), grammar)
         if choice_of == "auto":
             prepared = _ahead_of_time(grammar)
             if prepared is not None:
                 return prepared
         text = to_lark(grammar)
-        return Prepared("llguidance", "lark", text, len(text) <= _CHEAP_TEXT and _cheap(grammar), grammar)
+        return _prepared("llguidance", "lark", text, grammar, known_cheap=len(text) <= _CHEAP_TEXT)
     except CannotPrint as error:
         other = "llguidance can" if choice_of == "xgrammar" else "no other backend is configured"
         at = f"JSON schema at '{error.where or '/'}'" if param == "response_format" else param
         reject(f"{at}: {error.what} cannot be enforced by {choice_of}; {other}.", param)
+
+
+def _prepared(
+    backend: BackendName, kind: TextKind, text: str, grammar: Grammar, *, known_cheap: bool = True
+) -> Prepared:
+    little = forces_little(grammar)
+    return Prepared(backend, kind, text, known_cheap and little and _cheap(grammar), grammar, little)
 
 
 def _ahead_of_time(grammar: Grammar) -> Prepared | None:
@@ -134,7 +152,7 @@ def _ahead_of_time(grammar: Grammar) -> Prepared | None:
         text = to_ebnf(grammar)
     except CannotPrint:
         return None
-    return Prepared("xgrammar", "ebnf", text, _cheap(grammar), grammar) if len(text) <= _LARGE_TEXT else None
+    return _prepared("xgrammar", "ebnf", text, grammar) if len(text) <= _LARGE_TEXT else None
 
 
 def _check_leaves(grammar: Grammar, limits: Limits, param: str) -> None:

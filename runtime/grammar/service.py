@@ -17,7 +17,7 @@ import msgspec
 from runtime.errors import InvalidRequest, RametError, RequestFailed
 from runtime.grammar.backends import Backend, BackendError, BackendName, Template, make_backend
 from runtime.grammar.cache import ByteCache
-from runtime.grammar.cursor import Counters, GrammarCursor, MaskBudget
+from runtime.grammar.cursor import Counters, GrammarCursor, MaskBudget, Matcher
 from runtime.grammar.gate import Gate, GrammarTimeout
 from runtime.grammar.limits import Limits
 from runtime.grammar.marker import MarkedCompiled, Marker
@@ -26,6 +26,7 @@ from runtime.grammar.placed import PlacedMatcher
 from runtime.grammar.places import Atlas, atlas_of
 from runtime.grammar.prepare import Choice, Prepared, param_of, prepare
 from runtime.grammar.protocol import Compiled, Cursor, MaskRow, Vocabulary
+from runtime.grammar.stepwise import StepwiseMatcher
 from runtime.messages import GrammarSpec
 
 CACHE_BYTES = 256 << 20
@@ -57,15 +58,20 @@ class CompiledGrammar:
     counters: Counters
     budget: MaskBudget
     atlas: Atlas | None = None
+    slowly: Pieces | None = None  # where forced text may be long: it is found byte by byte, with these
 
     @property
     def n_bytes(self) -> int:
         return self.template.n_bytes + (ATLAS_BYTES if self.atlas is not None else 0)
 
     def cursor(self) -> Cursor:
-        make = self.template.matcher
+        make: Callable[[], Matcher] = self.template.matcher if self.slowly is None else self._stepwise
         matcher = make() if self.atlas is None else PlacedMatcher(self.atlas, make)
         return GrammarCursor(matcher, self.stops, self.stop_row, self.counters, self.budget)
+
+    def _stepwise(self) -> Matcher:
+        assert self.slowly is not None
+        return StepwiseMatcher(self.template.matcher(), self.slowly)
 
 
 @dataclass(slots=True)
@@ -233,7 +239,8 @@ class CompileService:
         except Exception as error:
             return self._land(key, None, _internal(error))
         atlas = atlas_of(prepared.grammar, self._vocab.token_bytes)
-        compiled = CompiledGrammar(template, self._stops, self._stop_row, self._counters, self._budget, atlas)
+        slowly = None if prepared.forces_little else self._pieces
+        compiled = CompiledGrammar(template, self._stops, self._stop_row, self._counters, self._budget, atlas, slowly)
         with self._lock:
             self._compiles += 1
             self._compile_s += self._clock() - start
@@ -276,6 +283,8 @@ class CompileService:
         """Importing xgrammar takes seconds; until it is there, `auto` gives the same language to llguidance."""
         if self._choice != "auto" or prepared.kind != "ebnf" or spec.kind == "ebnf" or "xgrammar" in self._backends:
             return prepared
+        if not prepared.forces_little:
+            return prepared  # llguidance gives up where it meets a very long forced text
         with self._lock:
             if self._import is None:
                 self._import = self._lanes[1].submit(self._backend, "xgrammar")

@@ -52,7 +52,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Verdict(msgspec.Struct, frozen=True, kw_only=True):
-    """`backend`, `kind` and `text`: what a spec was prepared to. `param`: of a spec that was refused."""
+    """`backend`, `kind`, `text`, `forces_little`: what a spec was prepared to. `param`: of a spec that was refused."""
 
     outcome: Literal["ok", "ready", "invalid", "empty", "slow", "memory", "died", "refused"]
     message: str = ""
@@ -60,6 +60,7 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     backend: BackendName | None = None
     kind: TextKind | None = None
     text: str = ""
+    forces_little: bool = False
     param: str | None = None
 
 
@@ -120,7 +121,13 @@ class _Judge:
             verdict = self._try(self._backend(prepared.backend), prepared.kind, prepared.text)
         if verdict.outcome != "ok":
             return msgspec.structs.replace(verdict, backend=prepared.backend)
-        return msgspec.structs.replace(verdict, backend=prepared.backend, kind=prepared.kind, text=prepared.text)
+        return msgspec.structs.replace(
+            verdict,
+            backend=prepared.backend,
+            kind=prepared.kind,
+            text=prepared.text,
+            forces_little=prepared.forces_little,
+        )
 
     def _try(self, backend: Backend, kind: TextKind, text: str) -> Verdict:
         start = time.perf_counter()
