@@ -1,4 +1,4 @@
-"""What runs and branches are called at the runtime: short and unique, however a program names its functions and forks."""
+"""Names at the runtime: short and unique, however a program calls its functions and branches."""
 
 from __future__ import annotations
 

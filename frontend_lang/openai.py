@@ -157,10 +157,15 @@ def _grammar(grammar: GrammarSpec | None) -> dict[str, Any]:
     if grammar.kind == "json_schema":
         schema = {"name": "answer", "strict": True, "schema": json.loads(grammar.spec)}
         return {"response_format": {"type": "json_schema", "json_schema": schema}}
-    if grammar.kind == "regex":
-        return {"regex": grammar.spec, "guided_regex": grammar.spec}
+    if grammar.kind == "regex":  # every server has a name of its own, and ignores the others'
+        return {
+            "regex": grammar.spec,
+            "guided_regex": grammar.spec,
+            "structured_outputs": {"regex": grammar.spec},
+        }
     if grammar.kind == "choices":
-        return {"guided_choice": json.loads(grammar.spec), "choices": json.loads(grammar.spec)}
+        choices = json.loads(grammar.spec)
+        return {"guided_choice": choices, "structured_outputs": {"choice": choices}}
     raise Unsupported(f"An OpenAI-compatible server knows no grammar of kind {grammar.kind!r}.")
 
 

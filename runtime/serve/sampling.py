@@ -114,7 +114,7 @@ _GRAMMAR_FIELDS = (
 
 
 def sampling_grammar(fields: SamplingFields) -> GrammarSpec | None:
-    """The grammar asked for by one of the extension fields; at most one may be set."""
+    """The grammar asked for by the extension fields."""
     if not any(getattr(fields, name) is not None for name in _GRAMMAR_FIELDS):  # as a rule
         return None
     extra = fields.structured_outputs or {}
@@ -141,7 +141,9 @@ def _schema_of(name: str, value: Any) -> list[tuple[str, str]]:
 
 
 def only_grammar(found: list[GrammarSpec]) -> GrammarSpec | None:
-    if len(found) > 1:
+    """The one grammar among those found. A client that does not know its server may say the same one in every
+    server's words; two that differ are refused."""
+    if len(set(found)) > 1:
         raise InvalidRequest(
             "At most one of response_format, json_schema, regex, ebnf and choices may be set.", param="response_format"
         )

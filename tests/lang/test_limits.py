@@ -1,4 +1,4 @@
-"""What a program may write without knowing the runtime's limits: long chains, long names, and text that does not fit."""
+"""Programs need not know the limits of the runtime: long chains, long names, and text that does not fit."""
 
 from __future__ import annotations
 

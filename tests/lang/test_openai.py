@@ -89,3 +89,33 @@ def test_refusals_and_dead_servers(openai: OpenAIBackend) -> None:
         program.run(openai)
     with pytest.raises(Unavailable, match="No OpenAI"):
         OpenAIBackend("http://127.0.0.1:9")
+
+
+def test_typed_gens_in_a_chat_and_on_plain_text(openai: OpenAIBackend) -> None:
+    """Servers call the same grammar by different names; ours knows several of them."""
+
+    @rt.function
+    def program(s: rt.State) -> Any:
+        s += "1 + 1 = "
+        s += rt.gen("plain", int, max_tokens=3)
+        return s["plain"]
+
+    @rt.function
+    def in_chat(s: rt.State) -> Any:
+        s.user("hi")
+        s.assistant(
+            "I say ", rt.gen("number", int, max_tokens=3), " and ", rt.gen("word", regex="[a-z]+", max_tokens=3)
+        )
+        s.user("and?")
+        s.assistant(rt.gen("one", choices=["yes", "no"]))
+        s.user("and?")
+        s.assistant(rt.gen("price", float, max_tokens=5), " ", rt.gen("many", list[bool], max_tokens=99))
+        return s["number"], s["word"], s["one"], s["price"], s["many"]
+
+    assert isinstance(program.run(openai).value, int)
+    number, word, one, price, many = in_chat.run(openai).value
+    assert isinstance(number, int)
+    assert word.islower()
+    assert one in ("yes", "no")
+    assert isinstance(price, float)
+    assert isinstance(many, list)

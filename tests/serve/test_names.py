@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -120,3 +121,35 @@ async def test_an_error_inside_a_stream_is_told_in_the_same_words():
         answer = await http.post(CHAT, json={"messages": HI, "stream": True})
     assert answer.status_code == 200
     assert '"error"' in data_events(answer.text)[-2]
+
+
+SCHEMA = {"type": "object", "properties": {"b": {"type": "integer"}, "a": {"type": "string"}}}
+ALIASES: list[dict[str, Any]] = [
+    {"regex": "[ab]+", "guided_regex": "[ab]+", "structured_outputs": {"regex": "[ab]+"}},
+    {"guided_choice": ["a", "b"], "choices": ["a", "b"], "structured_outputs": {"choice": ["a", "b"]}},
+    {"ebnf": 'root ::= "a"', "guided_grammar": 'root ::= "a"', "structured_outputs": {"grammar": 'root ::= "a"'}},
+    {
+        "json_schema": json.dumps(SCHEMA),
+        "guided_json": SCHEMA,
+        "structured_outputs": {"json": SCHEMA},
+        "response_format": formatted(SCHEMA),
+    },
+]
+OTHER = {"regex": "c", "guided_choice": ["c"], "ebnf": 'root ::= "c"', "json_schema": {"type": "integer"}}
+
+
+@pytest.mark.parametrize("path", [CHAT, TEXT])
+@pytest.mark.parametrize("aliases", ALIASES, ids=lambda aliases: next(iter(aliases)))
+async def test_the_same_grammar_under_several_names_is_one(path, aliases):
+    served = serve(["a"])
+    prompt = {"messages": HI} if path == CHAT else {"prompt": "hi"}
+    async with served.http() as http:
+        answer = await http.post(path, json={**prompt, **aliases})
+        assert answer.status_code == 200, answer.text
+        name = next(iter(aliases))
+        alone = await http.post(path, json={**prompt, name: aliases[name]})
+        assert alone.status_code == 200
+        differing = await http.post(path, json={**prompt, **aliases, name: OTHER[name]})
+    assert (differing.status_code, differing.json()["error"]["type"]) == (400, "invalid_request_error")
+    assert "At most one of" in differing.json()["error"]["message"]
+    assert served.client.submits[0].grammar == served.client.submits[1].grammar
