@@ -185,9 +185,10 @@ async def _read(reply: httpx.Response, n_prompt: int) -> AsyncIterator[Piece]:
             usage = _usage(event["usage"])
         for choice in event.get("choices", ()):
             text = choice.get("text") or (choice.get("delta") or {}).get("content") or ""
+            logprobs = _logprobs(choice)
             reason = choice.get("finish_reason") or reason
-            if text:
-                yield Piece(text=text, token_ids=tuple(map(ord, text)), logprobs=_logprobs(choice))
+            if text or logprobs:  # a token may show nothing: half a character, an end of turn
+                yield Piece(text=text, token_ids=tuple(map(ord, text)), logprobs=logprobs)
     if not reason:
         raise Unavailable("The server closed the stream before its end.")
     yield Piece(finish=Finish(reason="length" if reason == "length" else "stop"), usage=usage)
@@ -200,15 +201,44 @@ def _usage(usage: Mapping[str, Any]) -> Usage:
         prompt_tokens=prompt,
         completion_tokens=int(usage.get("completion_tokens") or 0),
         cached_tokens=cached,
-        prefilled_tokens=prompt - cached,
+        prefilled_tokens=max(0, prompt - cached),  # a server may count more than the prompt as cached
     )
 
 
-def _logprobs(choice: Mapping[str, Any]) -> tuple[TokenLogprob, ...]:
-    """Log-probabilities of real tokens; this backend has no ids for them."""
+class TextLogprob(TokenLogprob, frozen=True, array_like=True):
+    """A token's log-probability where only its text is known: the ids are -1, `top_texts` goes with `top_logprobs`."""
+
+    text: str = ""
+    top_texts: tuple[str, ...] = ()
+
+
+def _logprobs(choice: Mapping[str, Any]) -> tuple[TextLogprob, ...]:
+    """Log-probabilities of the server's tokens, as a chat or a text completion tells them."""
     found = choice.get("logprobs") or {}
-    numbers = [item["logprob"] for item in found.get("content") or ()] or found.get("token_logprobs") or []
-    return tuple(TokenLogprob(-1, number) for number in numbers)
+    if found.get("content"):
+        return tuple(
+            _logprob(
+                item["token"], item["logprob"], [(t["token"], t["logprob"]) for t in item.get("top_logprobs") or ()]
+            )
+            for item in found["content"]
+        )
+    texts, numbers = found.get("tokens") or (), found.get("token_logprobs") or ()
+    tops = found.get("top_logprobs") or [None] * len(texts)
+    return tuple(
+        _logprob(text, number, list((top or {}).items()))
+        for text, number, top in zip(texts, numbers, tops, strict=True)
+    )
+
+
+def _logprob(text: str, number: float | None, tops: Sequence[tuple[str, float]]) -> TextLogprob:
+    return TextLogprob(
+        token=-1,
+        logprob=number,
+        top_ids=(-1,) * len(tops),
+        top_logprobs=tuple(number for _, number in tops),
+        text=text,
+        top_texts=tuple(text for text, _ in tops),
+    )
 
 
 def _refusal(status: int, body: bytes) -> RametError:

@@ -152,6 +152,11 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     miss: str | None = None  # why the rest of the prompt was not cached
     hints_honoured: tuple[str, ...] = ()
 
+    @property
+    def prompt_cached(self) -> int:
+        """What was cached of the prompt alone: the beginning that a grammar forces is looked up with it."""
+        return min(self.cached_tokens, self.prompt_tokens)
+
 
 class Output(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What one step (or several) gave one request. `usage` comes with the finish."""

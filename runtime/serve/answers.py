@@ -89,7 +89,7 @@ class Answers:
         return Usage(
             prompt_tokens=self.n_prompt,
             completion_tokens=self.n_completion,
-            cached_tokens=first.cached_tokens,
+            cached_tokens=first.prompt_cached,
             hints_honoured=first.hints_honoured,
             reasoning_tokens=sum(state.n_thought for state in self.states),
             miss=first.miss,

@@ -180,7 +180,7 @@ class _Writer(OpenAIWords):
         prompts = [
             Usage(
                 prompt_tokens=len(c.prompt.ids),
-                cached_tokens=c.usage.cached_tokens,
+                cached_tokens=c.usage.prompt_cached,
                 hints_honoured=c.usage.hints_honoured,
             )
             for c in firsts

@@ -72,8 +72,8 @@ class Metrics:
         self.totals["requests"] += 1
         self.totals["prompt"] += usage.prompt_tokens
         self.totals["generated"] += usage.completion_tokens
-        self.totals["cached"] += usage.cached_tokens
-        self.totals["computed"] += max(0, usage.prompt_tokens - usage.cached_tokens)
+        self.totals["cached"] += usage.prompt_cached
+        self.totals["computed"] += usage.prompt_tokens - usage.prompt_cached
         self.totals["forced"] += usage.forced_tokens
         self.totals["retractions"] += usage.retractions
 

@@ -119,3 +119,44 @@ def test_typed_gens_in_a_chat_and_on_plain_text(openai: OpenAIBackend) -> None:
     assert one in ("yes", "no")
     assert isinstance(price, float)
     assert isinstance(many, list)
+
+
+@pytest.mark.parametrize("in_chat", [True, False])
+def test_logprobs_are_the_servers_with_texts_for_ids(openai: OpenAIBackend, engine: Engine, in_chat: bool) -> None:
+    @rt.function
+    def program(s: rt.State) -> Any:
+        if in_chat:
+            s.user("hi")
+            s.assistant(rt.gen("a", max_tokens=6, logprobs=2))
+        else:
+            s += "hi"
+            s += rt.gen("a", max_tokens=6, logprobs=2)
+        return s.info("a").logprobs
+
+    there, here = program.run(openai).value, program.run(engine).value
+    assert [one.logprob for one in there] == [one.logprob for one in here]
+    names = engine.tokenizer.token_bytes
+    for mine, exact in zip(there, here, strict=True):
+        shown = names[exact.token].decode("utf-8", "replace")
+        assert mine.text == shown or mine.text.startswith("bytes:")  # how text completions write half a character
+        assert len(mine.top_ids) == len(mine.top_texts) == len(mine.top_logprobs) >= 2
+        assert set(exact.top_logprobs) <= set(mine.top_logprobs)
+
+
+@pytest.mark.parametrize("in_chat", [True, False])
+def test_no_more_than_the_prompt_is_told_as_cached(openai: OpenAIBackend, in_chat: bool) -> None:
+    """The second time, what the grammar forces first is in the cache as well."""
+
+    @rt.function
+    def program(s: rt.State) -> Any:
+        if in_chat:
+            s.user("hi")
+            s.assistant(rt.gen("a", regex="it always begins with the same words: [a-z]", max_tokens=60))
+        else:
+            s += "hi"
+            s += rt.gen("a", regex="it always begins with the same words: [a-z]", max_tokens=60)
+
+    for _ in range(2):
+        totals = program.run(openai).totals
+        assert totals.prefilled >= 0
+        assert totals.prefilled + totals.reused == totals.prompt
