@@ -17,6 +17,7 @@ from runtime.messages import NamespaceKey
 from runtime.serve.history import AnswerHistory
 from runtime.serve.live import LiveIds
 from runtime.serve.metrics import Metrics
+from runtime.serve.stats import LatestNumbers
 from runtime.serve.store import ResponseStore
 from runtime.step import ModelSpec
 from runtime.text.chat import ChatRenderer
@@ -69,6 +70,7 @@ class Serving:
     store: ResponseStore
     history: AnswerHistory
     live: LiveIds = field(default_factory=LiveIds)
+    latest: LatestNumbers = field(default_factory=LatestNumbers)
     created: int = field(default_factory=lambda: int(time.time()))
 
     @property

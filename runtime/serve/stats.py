@@ -4,21 +4,39 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from runtime.errors import RametError
-from runtime.serve.context import Serving
+
+if TYPE_CHECKING:
+    from runtime.serve.context import Serving
 
 TIMEOUT_S = 1.0
 
 
+class LatestNumbers:
+    """What the scheduler said last, and how long ago: all there is to show while it is busy with a long step."""
+
+    def __init__(self) -> None:
+        self._numbers: dict[str, float] = {}
+        self._at = time.monotonic()
+
+    def keep(self, numbers: dict[str, float]) -> None:
+        self._numbers, self._at = numbers, time.monotonic()
+
+    def told(self) -> dict[str, float]:
+        """The numbers with their age, which is that of the server while there are none."""
+        return {**self._numbers, "stats_age_seconds": time.monotonic() - self._at}
+
+
 async def scheduler_numbers(serving: Serving) -> dict[str, float]:
-    """One `stats` call, flattened. Empty while the scheduler does not answer: a scrape must never hang."""
+    """One `stats` call, flattened. The latest numbers if the scheduler does not answer: a scrape must never hang."""
     with contextlib.suppress(TimeoutError, RametError):
         async with asyncio.timeout(TIMEOUT_S):
-            return named(flatten(await serving.generator.call("stats")), serving)
-    return {}
+            serving.latest.keep(named(flatten(await serving.generator.call("stats")), serving))
+    return serving.latest.told()
 
 
 def flatten(value: Mapping[str, Any], prefix: str = "") -> dict[str, float]:
