@@ -24,6 +24,7 @@ from runtime.grammar.nodes import (
 from runtime.grammar.numbers import MAX_BOUND_DIGITS, Bound
 from runtime.grammar.regex import RegexError, parse_search
 from runtime.grammar.regular import Regex, alt, lengths, lit
+from runtime.grammar.seen import Seen
 
 PARAM = "response_format"
 NodeOf = Callable[[Any, str], Node]
@@ -208,7 +209,10 @@ def array(schema: Mapping[str, Any], where: str, node_of: NodeOf) -> Node:
         least, most = _count(schema, "minContains", where, 1), _count(schema, "maxContains", where, None)
         if least > 0 or most is not None:
             contains = (Contains(node_of(schema["contains"], f"{where}/contains"), least, most),)
-    return Array(tuple(prefix), items, low, high, contains, unique, where=where)
+    tuple_only = isinstance(schema.get("items"), list) and "additionalItems" not in schema
+    every = ("items" in schema and not tuple_only) or schema.get("unevaluatedItems") is True
+    seen = Seen(items=len(prefix), all_items=every)
+    return Array(tuple(prefix), items, low, high, contains, unique, seen, where=where)
 
 
 def _tuple_and_rest(schema: Mapping[str, Any], where: str, node_of: NodeOf) -> tuple[list[Node], Node]:
@@ -250,6 +254,11 @@ def object_(schema: Mapping[str, Any], where: str, node_of: NodeOf) -> Node:
         names=names,
         min_props=low,
         max_props=high,
+        seen=Seen(
+            frozenset(props),
+            frozenset(p.regex for p in key_patterns),
+            additional is not None or schema.get("unevaluatedProperties") is True,
+        ),
         where=where,
     )
 

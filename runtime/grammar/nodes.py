@@ -14,6 +14,7 @@ from typing import Any
 
 from runtime.grammar.numbers import Bound
 from runtime.grammar.regular import Regex, fullmatch
+from runtime.grammar.seen import UNSEEN, Seen
 
 MAX_ALTERNATIVES = 512
 MAX_MERGE_DEPTH = 64
@@ -38,6 +39,7 @@ class Literal:
     """One of some values (null and booleans are literals too)."""
 
     values: tuple[Any, ...]
+    seen: Seen = UNSEEN
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +79,7 @@ class Array:
     max_len: int | None = None
     contains: tuple[Contains, ...] = ()
     unique: bool = False
+    seen: Seen = UNSEEN
     where: str = field(default="", compare=False)
 
 
@@ -101,6 +104,7 @@ class Object:
     names: tuple[String, ...] = ()
     min_props: int = 0
     max_props: int | None = None
+    seen: Seen = UNSEEN
     where: str = field(default="", compare=False)
 
     def key_nodes(self, key: str) -> list[Node]:
@@ -199,10 +203,10 @@ def conj(a: Node, b: Node, resolve: Resolve, depth: int = 0) -> Node:
             return union(conj(n, b, resolve, depth + 1) for n in nodes)
         case _, Union(nodes):
             return union(conj(a, n, resolve, depth + 1) for n in nodes)
-        case Literal(values), _:
-            return _keep(values, b, resolve)
-        case _, Literal(values):
-            return _keep(values, a, resolve)
+        case Literal(), _:
+            return _keep(a, b, resolve)
+        case _, Literal():
+            return _keep(b, a, resolve)
         case Number(), Number():
             return _conj_numbers(a, b)
         case String(), String():
@@ -221,9 +225,10 @@ def conj_all(nodes: Iterable[Node], resolve: Resolve, depth: int = 0) -> Node:
     return result
 
 
-def _keep(values: tuple[Any, ...], node: Node, resolve: Resolve) -> Node:
-    kept = tuple(v for v in values if matches(node, v, resolve))
-    return Literal(kept) if kept else Never()
+def _keep(literal: Literal, node: Node, resolve: Resolve) -> Node:
+    kept = tuple(v for v in literal.values if matches(node, v, resolve))
+    seen = literal.seen | node.seen if isinstance(node, (Literal, Array, Object)) else literal.seen
+    return Literal(kept, seen) if kept else Never()
 
 
 def _conj_numbers(a: Number, b: Number) -> Number:
@@ -272,6 +277,7 @@ def _conj_arrays(a: Array, b: Array, resolve: Resolve, depth: int) -> Node:
         max_len=_least(a.max_len, b.max_len),
         contains=a.contains + b.contains,
         unique=a.unique or b.unique,
+        seen=a.seen | b.seen,
         where=a.where or b.where,
     )
 
@@ -288,6 +294,7 @@ def _conj_objects(a: Object, b: Object, resolve: Resolve, depth: int) -> Node:
         names=a.names + b.names,
         min_props=max(a.min_props, b.min_props),
         max_props=_least(a.max_props, b.max_props),
+        seen=a.seen | b.seen,
         where=a.where or b.where,
     )
 

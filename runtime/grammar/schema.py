@@ -20,7 +20,6 @@ from runtime.grammar.nodes import (
     EVERY_TYPE,
     TYPES,
     Anything,
-    Array,
     Literal,
     Never,
     Node,
@@ -32,6 +31,7 @@ from runtime.grammar.nodes import (
     conj_all,
     union,
 )
+from runtime.grammar.unevaluated import close_items, close_keys, unseen
 
 PARAM = "response_format"
 _REFUSED = {
@@ -179,19 +179,23 @@ class Normaliser:
         return [self.node(s, f"{where}/{i}") for i, s in enumerate(kw.schema_list(value, where))]
 
     def _not(self, value: Any, where: str) -> Node:
-        return self._negator.negate(value, where)
+        return self._without(value, where)
+
+    def _without(self, schema: Any, where: str) -> Node:
+        """The complement, which says nothing of evaluated keys and items."""
+        return unseen(self._negator.negate(schema, where), self.resolve)
 
     def _one_of(self, value: Any, base: Node, where: str) -> Node:
         """Exactly one: a plain union where no value fits two branches, else each branch without the others."""
         branches = [conj(base, branch, self.resolve) for branch in self._branches(value, where)]
         if all(disjoint(a, b, self.resolve) for a, b in combinations(branches, 2)):
             return union(branches)
-        closed = [self._closed(branch, listed_only=True) for branch in branches]
+        closed = [self._closed(branch) for branch in branches]
         if all(disjoint(a, b, self.resolve) for (a, _), (_, b) in permutations(zip(branches, closed, strict=True), 2)):
             return union(closed)
         alone: list[Node] = []
         for i, branch in enumerate(branches):
-            others = [self._negator.negate(s, f"{where}/{j}") for j, s in enumerate(value) if j != i]
+            others = [self._without(s, f"{where}/{j}") for j, s in enumerate(value) if j != i]
             alone.append(conj_all([branch, *others], self.resolve))
         return union(alone)
 
@@ -200,7 +204,7 @@ class Normaliser:
         branches: list[Node] = []
         if schema.get("then", True) is not False:
             branches.append(conj(condition, self.node(schema.get("then", True), f"{where}/then"), self.resolve))
-        otherwise = self._negator.negate(schema["if"], f"{where}/if")
+        otherwise = self._without(schema["if"], f"{where}/if")
         branches.append(conj(otherwise, self.node(schema.get("else", True), f"{where}/else"), self.resolve))
         return union(branches)
 
@@ -209,7 +213,8 @@ class Normaliser:
         kw.check(isinstance(value, dict), where, "must be an object")
         lists = {k: v for k, v in value.items() if isinstance(v, list)}
         schemas = {k: v for k, v in value.items() if not isinstance(v, list)}
-        return conj(self._dependent_required(lists, where), self._dependent_schemas(schemas, where), self.resolve)
+        needs = unseen(self._dependent_schemas(schemas, where), self.resolve)  # no keyword where annotations are
+        return conj(self._dependent_required(lists, where), needs, self.resolve)
 
     def _dependent_required(self, value: Any, where: str) -> Node:
         kw.check(isinstance(value, dict), where, "must be an object")
@@ -221,11 +226,12 @@ class Normaliser:
         return self._dependent({k: self.node(v, f"{where}/{kw.escape(k)}") for k, v in value.items()})
 
     def _dependent(self, needs: Mapping[str, Node]) -> Node:
+        """Objects without the key, or with it and what it needs."""
         others = [t for t in EVERY_TYPE if not isinstance(t, Object)]
         result: Node = Anything()
         for key, node in needs.items():
-            absent = Object(props={key: Never()})
-            result = conj(result, union([absent, conj(Object(), node, self.resolve), *others]), self.resolve)
+            absent, present = Object(props={key: Never()}), Object(required=frozenset({key}))
+            result = conj(result, union([absent, conj(present, node, self.resolve), *others]), self.resolve)
         return result
 
     def _close(self, node: Node, schema: Mapping[str, Any], where: str) -> Node:
@@ -235,28 +241,22 @@ class Normaliser:
             if value is not True and value is not False:
                 cannot(f"{where}/{keyword}", f"{keyword} with a schema")
             if value is False:
-                node = self._closed(node) if keyword == "unevaluatedProperties" else self._closed_arrays(node)
+                close = close_keys if keyword == "unevaluatedProperties" else close_items
+                try:
+                    node = close(node, self.resolve)
+                except TooComplex as error:
+                    cannot(f"{where}/{keyword}", f"{keyword} beside {error}")
         return node
 
-    def _closed(self, node: Node, *, listed_only: bool = False) -> Node:
-        """Objects that say nothing of other keys take none. `listed_only`: leave alone those that list none."""
+    def _closed(self, node: Node) -> Node:
+        """Objects that list keys and say nothing of others take no others."""
         match node:
             case Ref(name):
-                return self._closed(self.resolve(name), listed_only=listed_only)
+                return self._closed(self.resolve(name))
             case Union(nodes):
-                return union(self._closed(n, listed_only=listed_only) for n in nodes)
-            case Object(open=True) if node.listed or node.patterns or not listed_only:
+                return union(self._closed(n) for n in nodes)
+            case Object(open=True) if node.listed or node.patterns:
                 return replace(node, additional=Never(), open=False)
-        return node
-
-    def _closed_arrays(self, node: Node) -> Node:
-        match node:
-            case Ref(name):
-                return self._closed_arrays(self.resolve(name))
-            case Union(nodes):
-                return union(self._closed_arrays(n) for n in nodes)
-            case Array(items=Anything()):
-                return replace(node, items=Never())
         return node
 
 

@@ -50,6 +50,8 @@ def compound(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
             minProperties=SMALL,
             maxProperties=SMALL,
             dependentRequired=st.dictionaries(KEYS, st.lists(KEYS, max_size=2), max_size=1),
+            dependentSchemas=st.dictionaries(KEYS, inner, max_size=1),
+            unevaluatedProperties=st.booleans(),
         ),
         typed("array", items=inner, prefixItems=branches, minItems=SMALL, maxItems=SMALL, contains=inner),
         some(anyOf=branches, allOf=branches, oneOf=branches, properties=props, required=required, minimum=BOUNDS),
