@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
-from frontend_lang.errors import BranchCancelled, DeadlineExceeded, InvalidPiece, Where
+from frontend_lang.errors import BranchCancelled, DeadlineExceeded, InvalidPiece, Where, check_text
 from frontend_lang.ir import Gen, Join, Mark, Select, ToolCall
 from frontend_lang.state import State
 
@@ -39,12 +40,21 @@ class Branches:
 
     def __getitem__(self, key: int | str) -> State:
         if isinstance(key, int):
+            if not -len(self) <= key < len(self):
+                raise InvalidPiece(
+                    f"There is no branch {key}; there are {len(self)}, 0 to {len(self) - 1}.", self._parent._here()
+                )
             return self._states[key]
         if key not in self._labels:
             raise InvalidPiece(
                 f"No branch is named {key!r}; there are {', '.join(self._labels)}.", self._parent._here()
             )
         return self._states[self._labels.index(key)]
+
+    def __setitem__(self, key: int | str, state: State) -> None:
+        """What Python calls after `branches[0] += piece`; a branch cannot be replaced by another."""
+        if self[key] is not state:
+            raise InvalidPiece(f"Branch {key!r} cannot be replaced; append to it with `+=`.", self._parent._here())
 
     def __iadd__(self, piece: Any) -> Branches:
         """Append the same piece to every branch."""
@@ -83,6 +93,9 @@ class Branches:
 
     def join(self, sep: str = "") -> None:
         """Append to the parent what each branch added, in order, `sep` between: text as text, generated ids as ids."""
+        if not isinstance(sep, str):
+            raise InvalidPiece(f"sep must be a string; got {type(sep).__name__}.", self._parent._here())
+        check_text(sep, "sep", self._parent._here())
         futures = []
         for state in self._states:
             future = self._run.new_future()
@@ -93,13 +106,15 @@ class Branches:
     def race(self, k: int = 1) -> list[State]:
         """Wait for the first `k` branches to finish and cancel the rest. Branches that fail do not count."""
         self._check_k(k)
-        winners: list[State] = self._run.do(self.arace(k))
+        winners: list[State] = self._run.do(self._race(k, self._parent._here()))
         return winners
 
     async def arace(self, k: int = 1) -> list[State]:
         """`race` for async programs."""
         self._check_k(k)
-        where = self._parent._here()
+        return await self._race(k, self._parent._here())
+
+    async def _race(self, k: int, where: Where) -> list[State]:
         self._run.kick()
         await asyncio.sleep(0)
         waiting = {asyncio.ensure_future(_finished(state)): state for state in self._states}
@@ -117,7 +132,8 @@ class Branches:
                 if state not in winners[:k]:
                     if state._error is not None:
                         self._run.told.append(state._error)
-                    state._cancel(BranchCancelled(f"The branch lost a race for {k}.", where))
+                    lost = replace(where, branch=state.name)
+                    state._cancel(BranchCancelled(f"The branch lost a race for {k}.", lost))
                     state._closed = "The branch lost a race."
         if len(winners) < k:
             raise failed[0]._error or BranchCancelled("No branch was left to win the race.", where)
@@ -134,9 +150,7 @@ class Branches:
         if error is not None:
             self._run.soon(self._cancel_all, "The branch's scope ended with an error.")
         elif not self._run.on_loop():
-            for state in self._states:
-                if state._closed is None:
-                    state.wait()
+            self._run.do(self._finish())
         self._close()
 
     async def __aenter__(self) -> Branches:
@@ -148,10 +162,20 @@ class Branches:
         if error is not None:
             self._cancel_all("The branch's scope ended with an error.")
         else:
-            for state in self._states:
-                if state._closed is None:
-                    await state.done()
+            await self._finish()
         self._close()
+
+    async def _finish(self) -> None:
+        """Wait for every branch, then raise what failed and nobody has seen. Who cancelled a branch, by a deadline,
+        a race or `cancel`, knows: what it did not finish raises where it is read."""
+        self._run.kick()
+        for state in self._states:
+            await _finished(state)
+        for state in self._states:
+            if state._error is not None and not self._run.seen(state._error):
+                self._close()
+                self._run.told.append(state._error)
+                raise state._error
 
     def _close(self) -> None:
         for state in self._states:
@@ -159,12 +183,12 @@ class Branches:
 
     def _cancel_all(self, why: str) -> None:
         for state in self._states:
-            state._cancel(BranchCancelled(why, Where(self._run.name, state.name)))
+            state._cancel(BranchCancelled(why, state._place()))
 
     def _expire(self, deadline: float) -> None:
         for state in self._states:
-            where = Where(self._run.name, state.name)
-            state._cancel(DeadlineExceeded(f"The branch did not finish within {deadline:g} s.", where))
+            late = f"The branch did not finish within {deadline:g} s."
+            state._cancel(DeadlineExceeded(late, state._place()))
 
     def _check_k(self, k: int) -> None:
         if isinstance(k, bool) or not isinstance(k, int) or not 1 <= k <= len(self._states):
@@ -186,8 +210,12 @@ def branch_names(n: int | Iterable[str], where: Where) -> tuple[str, ...]:
     if isinstance(n, int):
         return tuple(str(i) for i in range(n))
     labels = tuple(n) if not isinstance(n, str) and hasattr(n, "__iter__") else ()
-    if not labels or len(labels) > MAX_BRANCHES or not all(isinstance(label, str) and label for label in labels):
+    if not labels or len(labels) > MAX_BRANCHES or not all(isinstance(label, str) for label in labels):
         raise InvalidPiece(f"fork takes a number or a list of names; got {n!r}.", where)
+    for index, label in enumerate(labels):
+        if not label:
+            raise InvalidPiece(f"The name of a branch cannot be empty; name {index} is, of {list(labels)}.", where)
+        check_text(label, f"The name of branch {index}", where)
     if len(set(labels)) != len(labels):
         raise InvalidPiece(f"fork got two branches of one name: {list(labels)}.", where)
     return labels

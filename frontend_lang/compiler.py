@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 
 from frontend_lang.context import Context
-from frontend_lang.errors import ProgramError
+from frontend_lang.errors import ProgramError, check_text
 from frontend_lang.holes import DataDependent, Hole, parts
 from frontend_lang.ids import short_id
 from frontend_lang.ir import (
@@ -169,9 +169,18 @@ def _common_arguments(
         if all(_same(value, other) for other in values):
             same[name] = value
         else:
-            known[name] = [other if isinstance(other, str) else "" for other in values]
+            known[name] = [other if isinstance(other, str) and _is_text(other) else "" for other in values]
             same[name] = Hole(name)
     return same, known
+
+
+def _is_text(value: str) -> bool:
+    """Whether a tokenizer takes it: the run that is given what none takes will say so."""
+    try:
+        check_text(value, "The argument")
+    except ProgramError:
+        return False
+    return True
 
 
 def _same(a: Any, b: Any) -> bool:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, TypeVar, get_args, overload
 
-from frontend_lang.errors import InvalidPiece, InvalidSchema
+from frontend_lang.errors import InvalidPiece, InvalidSchema, check_text
 from frontend_lang.ir import Gen, Score, Select, Text
 from frontend_lang.schema import Typed, check_choices, of_choices, of_json_schema, of_regex, of_type
 from runtime.errors import InvalidRequest
@@ -90,6 +90,7 @@ def raw(text: str) -> Text:
     """Text in which special tokens count as such: `s += rt.raw("<|im_start|>user\\n")`. Never for untrusted text."""
     if not isinstance(text, str):
         raise InvalidPiece(f"rt.raw takes a string; got {type(text).__name__}.")
+    check_text(text, "The text of rt.raw")
     return Text(text, special=True)
 
 
@@ -102,6 +103,10 @@ def _typed(kind: Any, regex: str | None, json_schema: Any, choices: Any) -> Type
     ]  # fmt: skip
     if len(given) > 1:
         raise InvalidSchema(f"A gen takes one of type, regex, json_schema and choices; got {' and '.join(given)}.")
+    if isinstance(regex, str):
+        check_text(regex, "regex")
+    if isinstance(json_schema, str):
+        check_text(json_schema, "json_schema")
     if regex is not None:
         return of_regex(regex)
     if choices is not None:
@@ -120,6 +125,9 @@ def _params(
     more: Mapping[str, Any],
 ) -> SamplingParams:
     stops = (stop,) if isinstance(stop, str) else tuple(stop or ())
+    for one in stops:
+        if isinstance(one, str):
+            check_text(one, "stop")
     tops = 0 if isinstance(logprobs, bool) else logprobs
     try:
         params = SamplingParams(
@@ -142,3 +150,4 @@ def _params(
 def _check_name(name: Any) -> None:
     if not isinstance(name, str) or not name:
         raise InvalidPiece(f"A name must be a non-empty string; got {name!r}.")
+    check_text(name, "A name")

@@ -268,11 +268,20 @@ class Driver:
         gen, began = part.gen, self.run.now()
         copies = [Part(part.step) for _ in range(gen.n)]
         requests = [
-            self.request(prompt, self.params(copy, index), leaf=index > 0, grammar=gen.grammar, timeout_s=gen.deadline)
+            self.request(
+                prompt,
+                self.params(copy, index),
+                leaf=index > 0,
+                grammar=gen.grammar,
+                timeout_s=gen.deadline,
+                stream=index == 0 and part.step.data.followed,
+            )
             for index, copy in enumerate(copies)
         ]
         try:
-            usages = await gather(*(self.collect(r, c) for r, c in zip(requests, copies, strict=True)))
+            usages = await gather(
+                *(self.collect(r, c, push=c is copies[0]) for r, c in zip(requests, copies, strict=True))
+            )
         except BaseException:
             self.steps.appendleft(part.step)
             raise
@@ -283,14 +292,14 @@ class Driver:
         await self.context.add(rest)
         settle_many(part.step, copies, usages[0])
 
-    async def collect(self, request: Submit, part: Part) -> Usage:
-        """Follow a request of one part to its end."""
+    async def collect(self, request: Submit, part: Part, *, push: bool) -> Usage:
+        """Follow a request of one part to its end; `push`: for whoever streams its value."""
         usage = Usage()
         async with aclosing(cast(Any, await self.run.batcher.submit(request))) as stream:
             async for piece in stream:
                 if piece.finish is not None and piece.finish.reason in ("error", "abort"):
                     raise failure(piece.finish, part.step.where)
-                take(part, piece, push=False)
+                take(part, piece, push=push)
                 usage = piece.usage or usage
                 part.finish = piece.finish or part.finish
         return usage

@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass
+import sysconfig
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from runtime.errors import RametError
 
 _HERE = str(Path(__file__).parent)
+_STDLIB = tuple(sysconfig.get_path(name) for name in ("stdlib", "platstdlib"))
+
+
+def _ours(file: str) -> bool:
+    """Whether it is a file of this package or of Python's own library: never the place where a user did something."""
+    if file.startswith((_HERE, "<frozen ")):
+        return True
+    return file.startswith(_STDLIB) and "site-packages" not in file and "dist-packages" not in file
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,19 +35,19 @@ class Where:
 
 
 def caller() -> tuple[str, int]:
-    """File and line of the nearest frame outside this package."""
+    """File and line of the user's nearest frame."""
     frame = sys._getframe(1)
-    while frame is not None and frame.f_code.co_filename.startswith(_HERE):
+    while frame is not None and _ours(frame.f_code.co_filename):
         frame = frame.f_back  # type: ignore[assignment]
     return (frame.f_code.co_filename, frame.f_lineno) if frame is not None else ("", 0)
 
 
 def raised_at(error: BaseException) -> tuple[str, int]:
-    """File and line of the innermost frame outside this package that `error` went through."""
+    """File and line of the user's innermost frame that `error` went through."""
     found = ("", 0)
     trace = error.__traceback__
     while trace is not None:
-        if not trace.tb_frame.f_code.co_filename.startswith(_HERE):
+        if not _ours(trace.tb_frame.f_code.co_filename):
             found = (trace.tb_frame.f_code.co_filename, trace.tb_lineno)
         trace = trace.tb_next
     return found
@@ -58,12 +67,22 @@ class ProgramError(RametError):
     def place(self, where: Where) -> None:
         """Say where it happened, if that was not known yet: constructs do not know their program."""
         if not self.where.line:
-            self.where = where
-            self.args = (f"{self.message} ({where})", *self.args[1:])
+            known = self.where if self.where.program != "?" else where
+            self.where = replace(where, program=known.program, branch=known.branch)
+            self.args = (f"{self.message} ({self.where})", *self.args[1:])
 
 
 class InvalidPiece(ProgramError):
     """Something of a wrong type or value was given to a construct."""
+
+
+def check_text(text: str, what: str, where: Where | None = None) -> None:
+    """Raises InvalidPiece for text that cannot be written as UTF-8, which no tokenizer takes."""
+    try:
+        text.isascii() or text.encode()
+    except UnicodeEncodeError as error:
+        bad = text[error.start]
+        raise InvalidPiece(f"{what} has a lone surrogate, {bad!a}, at {error.start}: it is no text.", where) from None
 
 
 class UnknownVariable(ProgramError, KeyError):

@@ -144,7 +144,8 @@ class Program(Generic[P, R]):
     ) -> AsyncIterator[State]:
         """The main state of a run that goes on in the background: `async for piece in s.stream("answer")`.
 
-        Leaving the block early cancels the run; else its failure is raised.
+        Leaving the block cancels the run at once if it waits for a value or asks for another one; else it comes to its
+        end, and its failure is raised.
         """
         self._check(args, kwargs)
         prepared = self._prepare(target)
@@ -154,7 +155,10 @@ class Program(Generic[P, R]):
         run.main._expect(body)
         try:
             yield run.main
-            await body
+            run.leave(body)
+            await asyncio.wait([body])
+            if not body.cancelled():
+                body.result()
         finally:
             body.cancel()
             await asyncio.gather(body, return_exceptions=True)
@@ -178,18 +182,21 @@ class Program(Generic[P, R]):
         """
         _refuse_loop("run_batch", "arun_batch")
         prepared = self._prepare(target)
-        return prepared.wait(
-            self.arun_batch(
-                prepared,
-                items,
-                temperature=temperature,
-                seed=seed,
-                deadline=deadline,
-                threads=threads,
-                progress=progress,
-                on_error=on_error,
-            )
+        work = self.arun_batch(
+            prepared,
+            items,
+            temperature=temperature,
+            seed=seed,
+            deadline=deadline,
+            threads=threads,
+            progress=progress,
+            on_error=on_error,
         )
+        try:
+            return prepared.wait(work)
+        except ProgramError as error:  # refused on the loop, where the caller's line is not known
+            error.place(self._here())
+            raise
 
     async def arun_batch(
         self,
@@ -207,6 +214,10 @@ class Program(Generic[P, R]):
         from frontend_lang.batch import run_items
         from frontend_lang.compiler import prefetch
 
+        if isinstance(threads, bool) or not isinstance(threads, int) or threads < 1:
+            raise InvalidPiece(f"threads must be a positive integer; got {threads!r}.", self._here())
+        if on_error not in ("raise", "return"):
+            raise InvalidPiece(f"on_error must be 'raise' or 'return'; got {on_error!r}.", self._here())
         calls = [self._item(item) for item in items]
         for args, kwargs in calls:
             self._check(args, kwargs)

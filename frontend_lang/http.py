@@ -242,9 +242,9 @@ class _Message:
         if self._left and early and not self._task.done():
             await asyncio.shield(self._abort(index))
         elif not self._left:
-            if self._early:
+            if self._early and not self._task.cancelling():  # a second time would cut the closing short
                 self._task.cancel()  # closes the connection, which aborts what still runs
-            await asyncio.gather(self._task, return_exceptions=True)
+            await asyncio.wait([self._task])  # a gather would hand our own cancellation on
 
     async def _abort(self, index: int) -> None:
         content = msgspec.json.encode(LangAbort((self._rids[index],)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import inspect
 import secrets
 import time
@@ -15,7 +16,7 @@ from frontend_lang.ir import Call
 from frontend_lang.record import Record
 from frontend_lang.session import Batcher, Prepared
 from frontend_lang.state import State
-from frontend_lang.threads import in_thread
+from frontend_lang.threads import in_thread, run_on
 
 T = TypeVar("T")
 LINGER_S = 0.02  # a plain function that goes on writing gets this long before its requests start,
@@ -48,6 +49,7 @@ class Run:
         self.family: str | None = None  # the program id of the first request: what all others are booked to
         self.tool_wait_s = 1.0  # how long the last tool took: a hint
         self.told: list[BaseException] = []  # errors the user has seen
+        self._late: list[BaseException] = []  # the run's deadline, as every branch met it
         self.fork_spans: dict[str, int] = {}
         self.record = Record(name, self.id, prepared.backend.name, token_bytes=prepared.backend.token_bytes)
         self.states: list[State] = []
@@ -57,6 +59,7 @@ class Run:
         self._written = 0.0  # when something was written last
         self._error: BaseException | None = None
         self._body: asyncio.Task[Any] | None = None
+        self._left: asyncio.Task[Any] | None = None  # the run's task, once nobody reads its values any more
         self._timer: asyncio.TimerHandle | None = None  # a linger
         self._timers: list[asyncio.TimerHandle] = []
         self.main = self.new_state("main")
@@ -83,7 +86,12 @@ class Run:
 
     def do(self, work: Coroutine[Any, Any, T]) -> T:
         """Run a coroutine on the loop and wait for it, from a thread that is not the loop's."""
-        return asyncio.run_coroutine_threadsafe(work, self.loop).result()
+        try:
+            return run_on(self.loop, work)
+        except RuntimeError as error:
+            if not self.loop.is_closed():
+                raise
+            raise BranchCancelled("The run's event loop has ended.", self.main._place()) from error
 
     def call_later(self, seconds: float, work: Callable[..., Any], *args: Any) -> None:
         self.soon(lambda: self._timers.append(self.loop.call_later(seconds, work, *args)))
@@ -104,6 +112,8 @@ class Run:
         """Something was written: start it soon, after whatever else is about to be written."""
         self._dirty.append(state)
         self._written = time.monotonic()
+        if self._left is not None:
+            self.loop.call_soon_threadsafe(self._abandon)  # not at once: the value is not known to its state yet
         if self._nudged:
             return
         self._nudged = True
@@ -150,11 +160,12 @@ class Run:
         self._arm()
         try:
             value = body(self.main)
+            self.do(self.finish())
         except BaseException as error:
             self._place(error)
-            self.do(self.shut())
+            with contextlib.suppress(BranchCancelled):  # the loop is gone, and all that ran on it
+                self.do(self.shut())
             raise
-        self.do(self.finish())
         return value
 
     async def aexecute(self, body: Callable[[State], Any]) -> Any:
@@ -163,7 +174,7 @@ class Run:
             try:
                 return await in_thread(lambda: self.execute(body), f"ramet-{self.name}")
             except asyncio.CancelledError:  # the thread unwinds at its next read or write
-                self._error = self._error or BranchCancelled("The run was cancelled.", Where(self.name, "main"))
+                self._error = self._error or BranchCancelled("The run was cancelled.", self.main._place())
                 for state in self.states:
                     state._fail(self._error)
                 await self.shut()
@@ -203,28 +214,48 @@ class Run:
             raise
         self._end()
         for state in self.states:
-            if state._error is not None and not any(state._error is told for told in self.told):
+            if state._error is not None and not self.seen(state._error):
                 raise state._error
+
+    def seen(self, error: BaseException) -> bool:
+        """Whether the user has seen this error (the run's deadline: on any branch)."""
+        same = self._late if any(error is late for late in self._late) else [error]
+        return any(told is one for told in self.told for one in same)
 
     async def shut(self) -> None:
         """Cancel everything and wait until it is gone."""
         for state in self.states:
-            state._cancel(BranchCancelled("The run has ended.", Where(self.name, state.name)))
+            state._cancel(BranchCancelled("The run has ended.", state._place()))
         tasks = [state._task for state in self.states if state._task is not None]
-        await asyncio.gather(*tasks, return_exceptions=True)
-        self._end()
+        try:
+            if tasks:
+                await asyncio.wait(tasks)  # a gather would cancel them once more if we are cancelled, amid their end
+        finally:
+            self._end()
+
+    def leave(self, whole: asyncio.Task[Any]) -> None:
+        """Nobody reads on: cancel the run (`whole` is its task) unless its body needs no further value to end."""
+        self._left = whole
+        self._abandon()
+
+    def _abandon(self) -> None:
+        if self._left is not None and any(state._unfinished() is not None for state in self.states):
+            self._left.cancel()
+            self._left = None
 
     def _arm(self) -> None:
         if self.deadline is not None:
             self.call_later(self.deadline, self._expire)
 
     def _expire(self) -> None:
-        where = Where(self.name, "main")
-        self._error = DeadlineExceeded(f"The run did not finish within {self.deadline:g} s.", where)
+        late = f"The run did not finish within {self.deadline:g} s."
+        waiting = next((state for state in self.states if state._unfinished() is not None), self.main)
+        self._error = DeadlineExceeded(late, waiting._place())
         for state in self.states:
-            state._fail(self._error)
-            if state._task is not None and not state._task.done():
-                state._task.cancel()
+            error = self._error if state is waiting else DeadlineExceeded(late, state._place())
+            self._late.append(error)
+            state._fail(error)
+            state._stop()
         if self._body is not None:
             self._body.cancel()
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, get_args, get_origin
 
-from frontend_lang.errors import InvalidChoices, InvalidSchema
+from frontend_lang.errors import InvalidChoices, InvalidSchema, check_text
 from runtime.messages import GrammarSpec
 
 INT = r" ?-?(0|[1-9][0-9]{0,8})"
@@ -91,6 +91,7 @@ def check_choices(choices: Any) -> tuple[str, ...]:
             raise InvalidChoices(f"choices[{index}] must be a string; got {type(option).__name__}.")
         if not option:
             raise InvalidChoices(f"choices[{index}] is empty.")
+        check_text(option, f"choices[{index}]")
         if option in options[:index]:
             raise InvalidChoices(f"choices[{index}] repeats {option!r}.")
     return options

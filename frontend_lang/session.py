@@ -13,6 +13,7 @@ from frontend_lang.backend import Backend, Piece
 from frontend_lang.codec import Codec
 from frontend_lang.errors import InvalidPiece
 from frontend_lang.template import ChatPieces
+from frontend_lang.threads import run_on
 from runtime.messages import Submit
 
 T = TypeVar("T")
@@ -52,7 +53,7 @@ class Prepared:
 
     def wait(self, work: Coroutine[Any, Any, T]) -> T:
         """Run a coroutine on the loop and wait for it."""
-        return asyncio.run_coroutine_threadsafe(work, self.loop()).result()
+        return run_on(self.loop(), work)
 
 
 _prepared: weakref.WeakKeyDictionary[Any, Prepared] = weakref.WeakKeyDictionary()  # a memo, no state of its own
@@ -168,15 +169,19 @@ class LoopThread:
 
     def __init__(self) -> None:
         self.loop = asyncio.new_event_loop()
-        threading.Thread(target=_run_loop, args=(self.loop,), name="ramet-loop", daemon=True).start()
+        self._stopped = threading.Event()
+        threading.Thread(target=_run_loop, args=(self.loop, self._stopped), name="ramet-loop", daemon=True).start()
 
     def stop(self) -> None:
         """End the thread soon. Never waits: it may be called wherever garbage is collected."""
+        self._stopped.set()
         with contextlib.suppress(RuntimeError):  # closed already
             self.loop.call_soon_threadsafe(self.loop.stop)
 
 
-def _run_loop(loop: asyncio.AbstractEventLoop) -> None:
-    loop.run_forever()
+def _run_loop(loop: asyncio.AbstractEventLoop, stopped: threading.Event) -> None:
+    while not stopped.is_set():
+        with contextlib.suppress(KeyboardInterrupt, SystemExit):  # a task's own: its waiter gets it, the loop goes on
+            loop.run_forever()
     loop.run_until_complete(loop.shutdown_asyncgens())
     loop.close()

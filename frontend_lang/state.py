@@ -18,6 +18,7 @@ from frontend_lang.errors import (
     UnknownVariable,
     Where,
     caller,
+    check_text,
 )
 from frontend_lang.ir import Call, Fork, Gen, Mark, Node, RoleClose, RoleOpen, Select, Step, Text, ToolCall
 from frontend_lang.values import Info, TextStream, Var
@@ -90,6 +91,7 @@ class State:
             piece = Text(piece)
         if isinstance(piece, Text):
             if piece.text:
+                check_text(piece.text, "The text", None if piece.text.isascii() else self._here())
                 self._push(piece)
         elif isinstance(piece, Gen | Select | ToolCall):
             self._define(piece)
@@ -180,10 +182,11 @@ class State:
         return var.info
 
     def stream(self, name: Any) -> TextStream:
-        """The text of a value as it is made: iterate it with `for`, or `async for` in async code."""
+        """The text of a value (with n > 1, its first sample) as it is made: iterate it with `for`, or `async for` in
+        async code. Leaving it early leaves the generation running: to stop that, cancel its scope."""
         var = self._var(name)
         self._run.kick()
-        return TextStream(var)
+        return TextStream(var, self._run.told)
 
     def __contains__(self, name: str) -> bool:
         return name in self._vars
@@ -243,6 +246,20 @@ class State:
     def _here(self) -> Where:
         file, line = caller()
         return Where(self._run.name, self.name, file, line)
+
+    def _unfinished(self) -> Var | None:
+        """The first value of this branch that was asked for and is not there yet."""
+        return next((var for var in list(self._vars.values()) if not var.done and var.where.branch == self.name), None)
+
+    def _place(self) -> Where:
+        """Where this branch is: what it waits for, else what it wrote last."""
+        var = self._unfinished()
+        if var is not None:
+            return var.where
+        if self._steps:
+            return self._steps[-1].where
+        there = self._parent._place() if self._parent is not None else Where()
+        return Where(self._run.name, self.name, there.file, there.line)
 
     def _define(self, node: Gen[Any] | Select | ToolCall) -> None:
         var = (self._expected or {}).pop(node.name, None) or Var(node.name, self._here())
@@ -312,7 +329,7 @@ class State:
         try:
             await self._driver.drive()
         except asyncio.CancelledError:
-            self._fail(self._error or BranchCancelled("The branch was cancelled.", Where(self._run.name, self.name)))
+            self._fail(self._error or BranchCancelled("The branch was cancelled.", self._place()))
             raise
         except BaseException as error:  # handed to whoever reads
             self._fail(error)
@@ -334,7 +351,11 @@ class State:
         if self._error is None and not (idle and not self._driver.steps):
             self._run.told.append(error)  # whoever cancelled it knows
             self._fail(error)
-        if self._task is not None and not self._task.done():
+        self._stop()
+
+    def _stop(self) -> None:
+        """Cancel the driver, once: a second time would cut short what it does to abort its requests."""
+        if self._task is not None and not self._task.done() and not self._task.cancelling():
             self._task.cancel()
 
 

@@ -1,12 +1,47 @@
-"""Plain functions beside an event loop, in threads that cannot hold up the exit."""
+"""Between threads and event loops: plain functions beside a loop, and a thread that waits for one."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import threading
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Coroutine
+from concurrent.futures import CancelledError, Future
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+
+def run_on(loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, T]) -> T:
+    """Run a coroutine on a loop of another thread and wait for it.
+
+    Whatever ends the wait early (Ctrl-C) cancels the coroutine and is raised once that has given back what it held;
+    a second Ctrl-C waits no longer. Raises RuntimeError if the loop is closed.
+    """
+    ended: Future[T] = Future()
+    tasks: list[asyncio.Task[T]] = []
+
+    def begin() -> None:
+        tasks.append(loop.create_task(work))
+        tasks[0].add_done_callback(report)
+
+    def report(task: asyncio.Task[T]) -> None:
+        error = CancelledError() if task.cancelled() else task.exception()
+        ended.set_exception(error) if error is not None else ended.set_result(task.result())
+
+    try:
+        loop.call_soon_threadsafe(begin)
+    except RuntimeError:  # nobody would ever await it
+        work.close()
+        raise
+    try:
+        return ended.result()
+    except BaseException:
+        if not ended.done():
+            with contextlib.suppress(RuntimeError, Exception):
+                loop.call_soon_threadsafe(lambda: tasks[0].cancel())
+                ended.exception()
+        raise
 
 
 async def in_thread(work: Callable[[], Any], name: str = "ramet-tool") -> Any:

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Generic, Literal, ParamSpec, TypeVar
 
-from frontend_lang.errors import InvalidSchema
+from frontend_lang.errors import InvalidSchema, check_text
 from frontend_lang.ir import ToolCall
 from frontend_lang.schema import Typed, close_objects
 from frontend_lang.threads import in_thread
@@ -118,6 +118,8 @@ def call(
         raise InvalidSchema("rt.call got two tools of one name.")
     if on_error not in ("feed", "raise"):
         raise InvalidSchema(f"on_error must be 'feed' or 'raise'; got {on_error!r}.")
+    check_text(before_result, "before_result")
+    check_text(after_result, "after_result")
     params = SamplingParams(max_tokens=max_tokens)
     return ToolCall(name, tools, params, temperature, timeout_s, on_error, before_result, after_result)
 

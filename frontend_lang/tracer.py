@@ -7,7 +7,7 @@ from types import TracebackType
 from typing import Any
 
 from frontend_lang.branches import branch_names
-from frontend_lang.errors import InvalidPiece, UnknownVariable, Where, caller
+from frontend_lang.errors import InvalidPiece, UnknownVariable, Where, caller, check_text
 from frontend_lang.holes import OPEN, DataDependent, Hole
 from frontend_lang.ir import (
     Call,
@@ -74,6 +74,7 @@ class Tracer:
             piece = Text(str.__str__(piece))
         if isinstance(piece, Text):
             if piece.text:
+                check_text(piece.text, "The text")
                 self._record(piece)
         elif isinstance(piece, Gen | Select | ToolCall):
             self._record(piece)
@@ -179,6 +180,9 @@ class _Branches:
 
     def __getitem__(self, key: int | str) -> Tracer:
         return self._states[key if isinstance(key, int) else self._labels.index(key)]
+
+    def __setitem__(self, key: int | str, state: Tracer) -> None:
+        """What Python calls after `branches[0] += piece`."""
 
     def __iadd__(self, piece: Any) -> _Branches:
         for state in self._states:

@@ -68,7 +68,9 @@ async def _execute(driver: Driver, step: Step, node: ToolCall, call: Any) -> Too
     began = driver.run.now()
     try:
         value = await tool.run(arguments, timeout_s)
-        result = ToolResult(tool.name, arguments, value, None, show(value))
+        text = show(value)
+        text.encode()  # a lone surrogate is no text that a model could read
+        result = ToolResult(tool.name, arguments, value, None, text)
     except TimeoutError as error:
         result = _problem(step, node, tool, arguments, f"no answer within {timeout_s:g} s", error)
     except Exception as error:  # whatever a user's function raises is the model's to read
@@ -92,5 +94,6 @@ def _problem(
 
 
 def _failed(tool: str, arguments: dict[str, Any], text: str) -> ToolResult:
+    text = text.encode("utf-8", "backslashreplace").decode()
     short = text if len(text) <= MAX_ERROR_CHARS else text[: MAX_ERROR_CHARS - 3] + "..."
     return ToolResult(tool, arguments, None, short, f"error: {short}")

@@ -98,14 +98,21 @@ def _noted(future: asyncio.Future[Any]) -> None:
 class TextStream:
     """The text of one value as it is made: `for piece in ...` in plain code, `async for` in async code."""
 
-    def __init__(self, var: Var) -> None:
+    def __init__(self, var: Var, told: list[BaseException]) -> None:
         self._var = var
+        self._told = told  # errors that somebody has seen
+
+    def _seen(self) -> None:
+        error = self._var.future.exception()
+        if error is not None:
+            self._told.append(error)
 
     def __iter__(self) -> Iterator[str]:
         pieces: queue.SimpleQueue[str | None] = queue.SimpleQueue()
         self._var.listen(pieces.put)
         while (piece := pieces.get()) is not None:
             yield piece
+        self._seen()
         self._var.future.result()
 
     async def __aiter__(self) -> AsyncIterator[str]:
@@ -114,6 +121,7 @@ class TextStream:
         self._var.listen(lambda piece: _put(loop, pieces, piece))
         while (piece := await pieces.get()) is not None:
             yield piece
+        self._seen()
         await self._var.wait()
 
 

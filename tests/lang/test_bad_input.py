@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,6 +13,8 @@ import pytest
 import ramet as rt
 from frontend_lang.errors import (
     BackendLost,
+    BranchCancelled,
+    DeadlineExceeded,
     InvalidChoices,
     InvalidPiece,
     InvalidSchema,
@@ -22,7 +26,7 @@ from frontend_lang.errors import (
 from frontend_lang.openai import OpenAIBackend
 from runtime.engine import Engine
 from tests.lang.engines import toy_engine, toy_server
-from tests.lang.test_engine import idle
+from tests.lang.test_life import settled
 
 forever = threading.Event()
 
@@ -37,6 +41,13 @@ def raises(x: int) -> int:
 def never_returns(x: int) -> int:
     """Waits."""
     forever.wait()
+    return x
+
+
+@rt.tool
+def sleeps(x: int) -> int:
+    """Sleeps."""
+    time.sleep(0.5)
     return x
 
 
@@ -97,6 +108,86 @@ def endless_tool(s: rt.State) -> None:
     s["r"]
 
 
+def no_such_branch(s: rt.State) -> None:
+    s.fork(2)[7]
+
+
+def replaced_branch(s: rt.State) -> None:
+    branches = s.fork(2)
+    branches[0] += "more"  # appends, as everywhere
+    branches[0] = branches[1]
+
+
+def nameless_branch(s: rt.State) -> None:
+    with pytest.raises(InvalidPiece, match="cannot be empty; name 1 is"):
+        s.fork(["one", ""])
+    s.fork([""])
+
+
+def no_text(s: rt.State) -> None:
+    s += "\ud800"
+
+
+def no_raw_text(s: rt.State) -> None:
+    s += rt.raw("a\udfffb")
+
+
+def no_text_of_a_message(s: rt.State) -> None:
+    s.user("\ud800")
+
+
+def no_text_of_a_choice(s: rt.State) -> None:
+    s += rt.select("a", ["yes", "\ud800"])
+
+
+def no_text_of_a_stop(s: rt.State) -> None:
+    s += rt.gen("a", stop="\ud800")
+
+
+def no_text_of_a_regex(s: rt.State) -> None:
+    s += rt.gen("a", regex="\ud800")
+
+
+def no_text_of_a_name(s: rt.State) -> None:
+    s += rt.gen("\ud800")
+
+
+def no_text_of_a_branch(s: rt.State) -> None:
+    s.fork(["\ud800"])
+
+
+def no_text_of_a_join(s: rt.State) -> None:
+    s.fork(2).join("\ud800")
+
+
+def late_branch(s: rt.State) -> None:
+    branches = s.fork(["quick", "late"], deadline=0.05)
+    branches["late"].add(rt.gen("a", max_tokens=12000, ignore_eos=True))
+    branches["late"]["a"]
+
+
+def lost_race(s: rt.State) -> None:
+    branches = s.fork(["quick", "slow"])
+    branches["quick"].add("word")
+    branches["slow"].add(rt.gen("a", max_tokens=12000, ignore_eos=True))
+    branches.race(1)
+    branches["slow"]["a"]
+
+
+def failed_scope(s: rt.State) -> None:
+    with contextlib.suppress(LookupError), s.fork(["one", "two"]) as branches:
+        branches += rt.gen("a", max_tokens=12000, ignore_eos=True)
+        raise LookupError("the user's own")
+    branches["two"]["a"]
+
+
+def cancelled_branch(s: rt.State) -> None:
+    branches = s.fork(["one", "two"])
+    branches += rt.gen("a", max_tokens=12000, ignore_eos=True)
+    branches.cancel()
+    branches["two"]["a"]
+
+
 CASES: list[tuple[Any, type[ProgramError], str]] = [
     (wrong_piece, InvalidPiece, "main"),
     (wrong_option, InvalidPiece, "main"),
@@ -111,12 +202,28 @@ CASES: list[tuple[Any, type[ProgramError], str]] = [
     (wrong_schema, InvalidSchema, "main"),
     (failing_tool, ToolFailed, "main"),
     (endless_tool, ToolFailed, "main"),
+    (no_such_branch, InvalidPiece, "main"),
+    (replaced_branch, InvalidPiece, "main"),
+    (nameless_branch, InvalidPiece, "main"),
+    (no_text, InvalidPiece, "main"),
+    (no_raw_text, InvalidPiece, "main"),
+    (no_text_of_a_message, InvalidPiece, "main"),
+    (no_text_of_a_choice, InvalidPiece, "main"),
+    (no_text_of_a_stop, InvalidPiece, "main"),
+    (no_text_of_a_regex, InvalidPiece, "main"),
+    (no_text_of_a_name, InvalidPiece, "main"),
+    (no_text_of_a_branch, InvalidPiece, "main"),
+    (no_text_of_a_join, InvalidPiece, "main"),
+    (late_branch, DeadlineExceeded, "late"),
+    (lost_race, BranchCancelled, "slow"),
+    (failed_scope, BranchCancelled, "two"),
+    (cancelled_branch, BranchCancelled, "two"),
 ]
 
 
 @pytest.fixture(scope="module")
 def engine() -> Iterator[Engine]:
-    with toy_engine() as engine:
+    with toy_engine(latency_s=0.001) as engine:  # slow enough for what must be late
         yield engine
 
 
@@ -149,12 +256,98 @@ def test_bad_input(target: Any, engine: Engine, body: Any, kind: type[ProgramErr
 
     with pytest.raises(kind) as caught:
         rt.Program(program, body.__name__).run(target, deadline=60)
-    where, lines = caught.value.where, body.__code__
+    placed(caught.value, body, branch)
+    settled(engine)
+
+
+def placed(error: ProgramError, body: Any, branch: str) -> None:
+    """It says which program, which branch, and a line of `body`."""
+    where, lines = error.where, body.__code__
     assert (where.program, where.branch) == (body.__name__, branch)
     assert where.file == __file__
     assert lines.co_firstlineno < where.line <= max(line for _, _, line in lines.co_lines() if line)
-    assert f"program {body.__name__!r}, branch {branch!r}, test_bad_input.py:{where.line}" in str(caught.value)
-    idle(engine)
+    assert f"program {body.__name__!r}, branch {branch!r}, test_bad_input.py:{where.line}" in str(error)
+
+
+def late_value(s: rt.State) -> None:
+    s += "Begin."
+    s += rt.gen("a", max_tokens=12000, ignore_eos=True)
+    s["a"]
+
+
+def late_values(s: rt.State) -> None:
+    branches = s.fork(["one", "two"])
+    branches += "Begin."
+    branches["two"].add(rt.gen("a", max_tokens=12000, ignore_eos=True))
+    branches["two"]["a"]
+
+
+def late_text(s: rt.State) -> None:
+    s += "Begin."
+    s += rt.gen("a", max_tokens=2)
+    s["a"]
+    time.sleep(0.3)
+    s.text()
+
+
+def late_end(s: rt.State) -> None:
+    s += "Begin."
+    s += rt.gen("a", max_tokens=2)
+    s["a"]
+    time.sleep(0.3)
+
+
+def late_tool(s: rt.State) -> None:
+    s += "Begin."
+    s += sleeps.call("r", max_tokens=200)
+    s["r"]
+
+
+async def late_async_value(s: rt.State) -> None:
+    s += "Begin."
+    s += rt.gen("a", max_tokens=12000, ignore_eos=True)
+    await s.get("a")
+
+
+@pytest.mark.parametrize(
+    ("body", "branch"),
+    [
+        (late_value, "main"),
+        (late_values, "two"),
+        (late_text, "main"),
+        (late_end, "main"),
+        (late_tool, "main"),
+        (late_async_value, "main"),
+    ],
+    ids=lambda value: getattr(value, "__name__", None),
+)
+@pytest.mark.parametrize("kind", ["local", "http", "plain"])  # OpenAI's API has no `ignore_eos`
+def test_a_late_run_says_what_it_waited_for(engine: Engine, url: str, body: Any, branch: str, kind: str) -> None:
+    with pytest.raises(DeadlineExceeded) as caught:
+        rt.Program(body).run(BACKENDS[kind](engine, url), deadline=0.15)
+    placed(caught.value, body, branch)
+    settled(engine)
+
+
+@pytest.mark.parametrize("wrong", [{"threads": 0}, {"threads": True}, {"threads": "8"}, {"on_error": "zap"}])
+def test_wrong_options_of_a_batch(engine: Engine, wrong: dict[str, Any]) -> None:
+    @rt.function
+    def program(s: rt.State, x: int) -> Any:
+        s += str(x)
+
+    with pytest.raises(InvalidPiece, match=rf"{next(iter(wrong))} must be .* 'program', .*test_bad_input\.py:\d+"):
+        program.run_batch(engine, [1, 2], progress=False, **wrong)
+
+
+def test_an_item_that_is_no_text_fails_alone(engine: Engine) -> None:
+    @rt.function
+    def program(s: rt.State, x: str) -> Any:
+        s += "Begin. " * 9 + x
+        s += rt.gen("a", max_tokens=2)
+        return s["a"]
+
+    results = program.run_batch(engine, ["one", "o\ud800"], progress=False, on_error="return")
+    assert [type(result).__name__ for result in results] == ["Result", "InvalidPiece"]
 
 
 @pytest.mark.parametrize("kind", BACKENDS)

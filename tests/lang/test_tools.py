@@ -131,6 +131,26 @@ def test_a_tool_that_never_returns(backend: FakeBackend) -> None:
     forever.set()
 
 
+def test_a_result_that_is_no_text_is_an_error_of_the_call(backend: FakeBackend) -> None:
+    @rt.tool
+    def broken(x: int) -> str:
+        return "\ud800"
+
+    @rt.tool
+    def rude(x: int) -> str:
+        raise ValueError("\ud800")
+
+    @rt.function
+    def program(s: rt.State) -> Any:
+        s += broken.call("r")
+        s += rude.call("q")
+        return s["r"].error, s["q"].error
+
+    first, second = program.run(backend).value
+    assert "surrogates not allowed" in first
+    assert second == "ValueError: \\ud800"
+
+
 def test_a_call_cut_short_is_an_error_of_the_call(backend: FakeBackend) -> None:
     @rt.function
     def program(s: rt.State) -> Any:
