@@ -8,10 +8,10 @@ or line break and 16 blanks.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from decimal import ROUND_CEILING, Decimal
-from math import gcd, lcm
+from fractions import Fraction
+from math import ceil, gcd, lcm
 from typing import Any
 
 from runtime.grammar.arrays import array_body
@@ -55,6 +55,7 @@ from runtime.grammar.rules import (
 from runtime.grammar.schema import Normaliser, cannot, implied, refuse
 
 MAX_RULES = 20_000
+_MAX_DOUBLE_INT = 10**15
 _BLANKS = Leaf(seq(chars("\n "), repeat(chars(" "), 0, 16)))
 
 
@@ -282,37 +283,40 @@ def number_expr(node: Number) -> Expr:
     if not node.multiples:
         regex = integers(node.low, node.high) if node.integer else numbers(node.low, node.high)
         return Leaf(regex, where=node.where, what="the number's range")
-    step = _common_multiple(node.multiples)
+    step = _common_multiple(map(Fraction, node.multiples))
     if not _has_multiple(node, step):
         return NOTHING_FITS
-    schema: dict[str, object] = {"type": "integer" if node.integer else "number", "multipleOf": _plain(step)}
+    where = f"{node.where}/multipleOf"
+    schema: dict[str, object] = {"type": "integer" if node.integer else "number", "multipleOf": _plain(step, where)}
     for bound, plain, strict in (
         (node.low, "minimum", "exclusiveMinimum"),
         (node.high, "maximum", "exclusiveMaximum"),
     ):
         if bound is not None:
-            schema[strict if bound.strict else plain] = _plain(bound.value)
-    return Native(json.dumps(schema), where=f"{node.where}/multipleOf", what="multipleOf")
+            schema[strict if bound.strict else plain] = _plain(Fraction(bound.value), where)
+    return Native(json.dumps(schema), where=where, what="multipleOf")
 
 
-def _common_multiple(steps: tuple[Decimal, ...]) -> Decimal:
-    scale = 10 ** max(0, *(-int(s.normalize().as_tuple().exponent) for s in steps))
-    whole = lcm(*(int(s * scale) for s in steps))
-    return Decimal(whole // gcd(whole, scale)) / Decimal(scale // gcd(whole, scale))
+def _common_multiple(steps: Iterable[Fraction]) -> Fraction:
+    steps = tuple(steps)
+    return Fraction(lcm(*(s.numerator for s in steps)), gcd(*(s.denominator for s in steps)))
 
 
-def _has_multiple(node: Number, step: Decimal) -> bool:
+def _has_multiple(node: Number, step: Fraction) -> bool:
     """Whether the interval holds a multiple of the step (a whole one, for integers)."""
     if node.low is None or node.high is None:
         return True
     if node.integer:
-        step = _common_multiple((step, Decimal(1)))
-    count = (node.low.value / step).to_integral_value(ROUND_CEILING)
-    if node.low.strict and count * step == node.low.value:
-        count += 1
-    least = count * step
-    return least < node.high.value or (least == node.high.value and not node.high.strict)
+        step = _common_multiple((step, Fraction(1)))
+    low, high = Fraction(node.low.value), Fraction(node.high.value)
+    least = ceil(low / step) * step
+    if node.low.strict and least == low:
+        least += step
+    return least < high or (least == high and not node.high.strict)
 
 
-def _plain(value: Decimal) -> int | float:
-    return int(value) if value == value.to_integral_value() else float(value)
+def _plain(value: Fraction, where: str) -> int | float:
+    """A number that its reader, which computes with doubles, cannot take for another."""
+    if abs(value) > _MAX_DOUBLE_INT or Fraction(repr(float(value))) != value:
+        cannot(where, "multipleOf with numbers of more than 15 digits")
+    return int(value) if value.denominator == 1 else float(value)

@@ -104,7 +104,7 @@ def number(schema: Mapping[str, Any], where: str, *, integer: bool) -> Node:
     high = _bound(schema, "maximum", "exclusiveMaximum", where, min)
     multiples: tuple[Decimal, ...] = ()
     if "multipleOf" in schema:
-        step = _decimal(schema["multipleOf"], f"{where}/multipleOf")
+        step = decimal(schema["multipleOf"], f"{where}/multipleOf")
         check(step > 0, f"{where}/multipleOf", "must be above 0")
         integer, multiples = (True, ()) if step == 1 else (integer, (step,))
     name = schema.get("format")
@@ -120,9 +120,9 @@ def _bound(schema: Mapping[str, Any], plain: str, strict: str, where: str, pick:
     exclusive = schema.get(strict, False)
     bounds: list[Bound] = []
     if plain in schema:
-        bounds.append(Bound(_decimal(schema[plain], f"{where}/{plain}"), exclusive is True))  # draft 4: a flag
+        bounds.append(Bound(decimal(schema[plain], f"{where}/{plain}"), exclusive is True))  # draft 4: a flag
     if not isinstance(exclusive, bool):
-        bounds.append(Bound(_decimal(exclusive, f"{where}/{strict}"), True))
+        bounds.append(Bound(decimal(exclusive, f"{where}/{strict}"), True))
     result: Bound | None = None
     for bound in bounds:
         result = _inner(result, bound, pick)
@@ -137,7 +137,8 @@ def _inner(a: Bound | None, b: Bound, pick: Callable[..., Any]) -> Bound:
     return a if pick(a.value, b.value) == a.value else b
 
 
-def _decimal(value: Any, where: str) -> Decimal:
+def decimal(value: Any, where: str) -> Decimal:
+    """The exact number of a keyword, refused where it has too many digits to make intervals of."""
     ok = isinstance(value, (int, float, Decimal)) and not isinstance(value, bool)
     check(ok, where, "must be a number")
     exact = value if isinstance(value, Decimal) else Decimal(repr(value))

@@ -57,7 +57,7 @@ class Negator:
             case "type":
                 return union(_other_types(kw.type_names(schema, where) or []))
             case "enum" | "const":
-                return union(_other_values(value if key == "enum" else [value]))
+                return union(_other_values(value if key == "enum" else [value], at))
             case "required":
                 return union(Object(props={k: Never()}) for k in value)
             case "properties":
@@ -71,9 +71,9 @@ class Negator:
             case "maxItems":
                 return Array(min_len=int(value) + 1)
             case "minimum" | "exclusiveMinimum" if not isinstance(value, bool):
-                return Number(high=Bound(Decimal(value), key == "minimum"), where=where)
+                return Number(high=Bound(kw.decimal(value, at), key == "minimum"), where=where)
             case "maximum" | "exclusiveMaximum" if not isinstance(value, bool):
-                return Number(low=Bound(Decimal(value), key == "maximum"), where=where)
+                return Number(low=Bound(kw.decimal(value, at), key == "maximum"), where=where)
             case "not":
                 return self._node_of(value, at)
             case "anyOf":
@@ -105,14 +105,16 @@ def _other_types(names: Iterable[str]) -> list[Node]:
     return [node for name, node in TYPES.items() if name != "integer" and name not in taken]
 
 
-def _other_values(values: list[Any]) -> list[Node]:
+def _other_values(values: list[Any], where: str) -> list[Node]:
     """Every value but these. Numbers become the gaps between them; arrays and objects are left out beside some."""
     keep: list[Node] = []
     simple = [v for v in (None, True, False) if not any(v is w for w in values)]
     if simple:
         keep.append(Literal(tuple(simple)))
     keep.append(String(excluded=tuple(v for v in values if isinstance(v, str))))
-    numbers = sorted({Decimal(v) for v in values if isinstance(v, (int, Decimal)) and not isinstance(v, bool)})
+    numbers = sorted(
+        {kw.decimal(v, where) for v in values if isinstance(v, (int, Decimal)) and not isinstance(v, bool)}
+    )
     ends = [None, *(Bound(n, strict=True) for n in numbers), None]
     keep += [Number(low=low, high=high) for low, high in pairwise(ends)]
     for kind, node in ((list, Array()), (dict, Object())):

@@ -10,6 +10,7 @@ import json
 from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass, field, replace
 from decimal import Decimal
+from fractions import Fraction
 from typing import Any
 
 from runtime.grammar.numbers import Bound
@@ -349,7 +350,7 @@ def _in_number(node: Number, value: int | float | Decimal) -> bool:
     if high is not None and (exact > high.value or (high.strict and exact == high.value)):
         return False
     whole = not node.integer or exact == exact.to_integral_value()
-    return whole and all(exact % m == 0 for m in node.multiples)
+    return whole and all(Fraction(exact) % Fraction(m) == 0 for m in node.multiples)
 
 
 def _in_array(node: Array, value: list[Any], resolve: Resolve) -> bool:

@@ -7,11 +7,12 @@ texts that differ also differ as doubles and an exclusive bound stays exclusive 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from decimal import ROUND_CEILING, ROUND_FLOOR, Decimal
+from decimal import ROUND_CEILING, ROUND_FLOOR, Context, Decimal
 
 from runtime.grammar.regular import DIGIT, EMPTY, NOTHING, Regex, alt, chars, lit, opt, repeat, seq
 
 MAX_BOUND_DIGITS = 40
+_WIDE = Context(prec=2 * MAX_BOUND_DIGITS + 2)  # no sum of bounds is rounded
 _SLACK = 12
 _STRICT_ZEROS = 4
 _EXACT = Decimal(10) ** 11  # below it, `bound + 10**-_STRICT_ZEROS` and the bound are different doubles
@@ -60,8 +61,10 @@ def numbers(low: Bound | None, high: Bound | None) -> Regex:
         floor = low if low is not None and low.value >= 0 else Bound(Decimal(0))
         branches.append(_positives(floor, high))
     if low is None or low.value < 0:
-        mirrored = None if low is None else Bound(-low.value, low.strict)
-        smallest = Bound(-high.value, high.strict) if high is not None and high.value < 0 else Bound(Decimal(0), True)
+        mirrored = None if low is None else Bound(low.value.copy_negate(), low.strict)
+        smallest = Bound(Decimal(0), True)
+        if high is not None and high.value < 0:
+            smallest = Bound(high.value.copy_negate(), high.strict)
         branches.append(seq(lit("-"), _positives(smallest, mirrored)))
     return alt(*branches)
 
@@ -84,7 +87,7 @@ def _shift(bound: Bound | None, towards: int) -> Bound | None:
     """Where a double cannot tell a value just past a strict bound from it, keep a distance of 1."""
     if bound is None or not bound.strict or abs(bound.value) < _EXACT:
         return bound
-    return Bound(bound.value + towards)
+    return Bound(_WIDE.add(bound.value, Decimal(towards)))
 
 
 def _naturals(low: int, high: int | None) -> Regex:

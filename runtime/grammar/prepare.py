@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from runtime.errors import InvalidRequest
+from runtime.errors import InvalidRequest, RametError
 from runtime.grammar import tags
 from runtime.grammar.backends import BackendName, TextKind
 from runtime.grammar.distance import forces_little
@@ -17,6 +18,7 @@ from runtime.grammar.regular import NOTHING, Regex, TooMuchWork, bounded_work, c
 from runtime.grammar.rules import ROOT, Grammar, Leaf, Text, choice, leaves
 from runtime.messages import GrammarSpec
 
+_LOG = logging.getLogger(__name__)
 Choice = Literal["auto", "xgrammar", "llguidance"]
 PARAMS = {"json_schema": "response_format", "json_object": "response_format"}
 _CHEAP_TEXT = 8 * 1024
@@ -43,7 +45,10 @@ def param_of(spec: GrammarSpec) -> str:
 
 
 def prepare(spec: GrammarSpec, choice_of: Choice, limits: Limits) -> Prepared:
-    """Check, normalise and print. Raises InvalidRequest naming the place and the backend that cannot."""
+    """Check, normalise and print. Raises InvalidRequest naming the place and the backend that cannot.
+
+    A fault of ours is a refusal of this one request too.
+    """
     if spec.after is not None and not 0 < len(spec.after.encode(errors="replace")) <= limits.marker_bytes:
         reject(f"The end-of-thinking marker must have 1 to {limits.marker_bytes} bytes.", "after")
     try:
@@ -51,6 +56,11 @@ def prepare(spec: GrammarSpec, choice_of: Choice, limits: Limits) -> Prepared:
             return _prepare(spec, choice_of, limits)
     except TooMuchWork:
         reject(f"{param_of(spec)}: matching its constants against its patterns takes too long.", param_of(spec))
+    except RametError:
+        raise
+    except Exception as error:
+        _LOG.exception("a grammar of kind %s could not be read", spec.kind)
+        reject(f"{param_of(spec)}: this grammar cannot be read ({type(error).__name__}).", param_of(spec))
 
 
 def _prepare(spec: GrammarSpec, choice_of: Choice, limits: Limits) -> Prepared:

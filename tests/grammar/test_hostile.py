@@ -17,6 +17,8 @@ from runtime.errors import InvalidRequest
 from runtime.grammar.limits import Limits
 from runtime.grammar.prepare import prepare
 from runtime.grammar.protocol import Vocabulary, mask_words
+from runtime.grammar.regular import fullmatch
+from runtime.grammar.rules import Leaf
 from runtime.grammar.service import CompileService
 from runtime.messages import GrammarSpec
 from tests.grammar.toolkit import schema_spec
@@ -121,6 +123,44 @@ def test_what_cannot_be_built_is_a_400_with_its_parameter(service: CompileServic
     with pytest.raises(InvalidRequest) as caught:
         service.compile_async(spec).result(60)
     assert caught.value.param == ("ebnf" if spec.kind == "ebnf" else "response_format")
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        '{"enum": [1e40, 3], "multipleOf": 3}',
+        '{"enum": [1e40, 3], "multipleOf": 0.1}',
+        '{"enum": [' + "3" * 60 + ', 3], "multipleOf": 0.3}',
+        '{"type": "integer", "multipleOf": 3, "enum": [1e399, 9]}',
+    ],
+)
+def test_numbers_of_any_size_meet_multiples_exactly(schema: str) -> None:
+    spec = GrammarSpec(kind="json_schema", spec=schema)
+    assert prepare(spec, "auto", Limits()).text
+
+
+def test_multiples_are_told_exactly() -> None:
+    spec = GrammarSpec(kind="json_schema", spec=f'{{"enum": [1e40, {10**40 - 1}, {"3" * 60}], "multipleOf": 3}}')
+    assert prepare(spec, "auto", Limits()).text.count("|") == 1
+
+
+def test_bounds_of_forty_digits_are_not_rounded() -> None:
+    bound = 1234567890123456789012345678901234567
+    spec = GrammarSpec(kind="json_schema", spec=f'{{"type": "number", "exclusiveMinimum": {bound}}}')
+    grammar = prepare(spec, "llguidance", Limits()).grammar
+    assert grammar is not None
+    leaf = grammar.root
+    assert isinstance(leaf, Leaf)
+    assert [fullmatch(leaf.regex, str(bound + n)) for n in (-1, 0, 1, 2)] == [False, False, True, True]
+
+
+def test_a_fault_while_a_grammar_is_read_is_a_refusal(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: Any) -> Any:
+        raise ArithmeticError("internal")
+
+    monkeypatch.setattr("runtime.grammar.prepare.schema_grammar", broken)
+    with pytest.raises(InvalidRequest, match="cannot be read"):
+        prepare(schema_spec({"type": "string"}), "auto", Limits())
 
 
 REGEX_TEXT = "a b é . - \\d [a-z] [^x] [ ] ( ) (?: (?= | * + ? {2} {1,3} ^ $ \\ \\u0041 \\x4 (?P<n>"
