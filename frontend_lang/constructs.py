@@ -113,7 +113,9 @@ def _typed(kind: Any, regex: str | None, json_schema: Any, choices: Any) -> Type
         return of_choices(choices)
     if json_schema is None:
         return of_type(kind)
-    return of_json_schema(json_schema) if isinstance(json_schema, Mapping | str) else of_type(json_schema)
+    if isinstance(json_schema, Mapping | str):
+        return of_json_schema(json_schema)
+    return of_type(json_schema, "json_schema")
 
 
 def _params(

@@ -25,8 +25,9 @@ class Typed:
     parse: Callable[[str], Any]
 
 
-def of_type(kind: Any) -> Typed:
-    """A type (str, int, float, bool, Literal, Enum, dataclass, pydantic model, list[...], TypedDict ...)."""
+def of_type(kind: Any, label: str = "type") -> Typed:
+    """A type (str, int, float, bool, Literal, Enum, dataclass, pydantic model, list[...], TypedDict ...), given as the
+    parameter `label`."""
     if kind is str:
         return Typed("text", None, str)
     if kind is int:
@@ -37,7 +38,7 @@ def of_type(kind: Any) -> Typed:
         return Typed("bool", _grammar("choices", json.dumps(BOOL)), _parse_bool)
     if get_origin(kind) is Literal:
         return _of_literal(get_args(kind))
-    return _of_adapter(kind)
+    return _of_adapter(kind, label)
 
 
 def of_regex(pattern: str) -> Typed:
@@ -119,14 +120,15 @@ def _of_literal(values: tuple[Any, ...]) -> Typed:
     return Typed("choices", _grammar("choices", json.dumps(list(by_text))), parse)
 
 
-def _of_adapter(kind: Any) -> Typed:
+def _of_adapter(kind: Any, label: str) -> Typed:
     import pydantic  # only programs with structured types pay for it
 
     try:
         adapter = pydantic.TypeAdapter(kind)
         schema = adapter.json_schema()
-    except Exception as error:  # pydantic raises many kinds for things that are no types
-        raise InvalidSchema(f"type={kind!r} cannot be turned into a JSON schema: {error}") from error
+    except Exception as error:  # pydantic raises many kinds for things that are no types, and says much
+        why = str(error).partition("\n")[0].partition(". ")[0]
+        raise InvalidSchema(f"{label}={kind!r} cannot be turned into a JSON schema: {why}") from error
     name = getattr(kind, "__name__", str(kind))
     return Typed(name, _grammar("json_schema", json.dumps(close_objects(schema))), adapter.validate_json)
 

@@ -125,7 +125,8 @@ class State:
 
     def open_role(self, role: str) -> None:
         if self._role is not None:
-            raise InvalidPiece(f"A {role} message cannot stand inside the {self._role} message.", self._here())
+            article = "An" if role == "assistant" else "A"
+            raise InvalidPiece(f"{article} {role} message cannot stand inside the {self._role} message.", self._here())
         self._push(RoleOpen(role))
         self._role = role
 
