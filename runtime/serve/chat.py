@@ -20,10 +20,9 @@ from runtime.serve.context import Caller, Serving
 from runtime.serve.openai_shapes import chat_logprobs, usage_object
 from runtime.serve.sampling import (
     SamplingFields,
+    answer_grammar,
     checked_limit,
-    only_grammar,
     response_grammar,
-    sampling_grammar,
     sampling_params,
 )
 from runtime.serve.streams import AnswerStream, OpenAIWords, read_all
@@ -101,7 +100,6 @@ def to_turn(body: ChatRequest, caller: Caller) -> Turn:
     template_args = template_variables(body.chat_template_kwargs)
     if body.continue_final_message:
         template_args["continue_final_message"] = True
-    answer = [g for g in (response_grammar(body.response_format), sampling_grammar(body)) if g is not None]
     return Turn(
         messages=body.messages,
         params=sampling_params(body, limit, logprobs=bool(body.logprobs), top_logprobs=body.top_logprobs),
@@ -109,7 +107,7 @@ def to_turn(body: ChatRequest, caller: Caller) -> Turn:
         tools=tools,
         choice=read_choice(body.tool_choice, tools),
         parallel=body.parallel_tool_calls is not False,
-        answer=only_grammar(answer),
+        answer=answer_grammar(body, response_grammar(body.response_format)),
         template_args=template_args,
         add_generation_prompt=body.add_generation_prompt is not False,
         salt=body.cache_salt or body.extra_key,

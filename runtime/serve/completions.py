@@ -22,9 +22,8 @@ from runtime.serve.openai_shapes import CompletionLogprobs, add_usage, finish_re
 from runtime.serve.prompts import Prompt, read_prompts
 from runtime.serve.sampling import (
     SamplingFields,
-    only_grammar,
+    answer_grammar,
     response_grammar,
-    sampling_grammar,
     sampling_params,
 )
 from runtime.serve.streams import AnswerStream, Feed, OpenAIWords, read_all
@@ -93,8 +92,7 @@ def _check(body: CompletionRequest) -> None:
 def _submits(body: CompletionRequest, prompts: Sequence[Prompt], trace: Trace) -> list[Submit]:
     limit = DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens
     params = sampling_params(body, limit, logprobs=body.logprobs is not None, top_logprobs=body.logprobs)
-    found = [g for g in (response_grammar(body.response_format), sampling_grammar(body)) if g is not None]
-    grammar = only_grammar(found)
+    grammar = answer_grammar(body, response_grammar(body.response_format))
     return [
         Submit(
             rid="",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 from msgspec.structs import replace
@@ -15,7 +15,7 @@ from runtime.params import SamplingParams
 from runtime.serve.agent_hints import AgentHints, hints_of
 from runtime.serve.context import Caller, Serving
 from runtime.serve.prompts import Prompt, read_prompts
-from runtime.serve.sampling import as_logit_bias, as_stops, canonical, checked_limit, only_grammar
+from runtime.serve.sampling import as_logit_bias, as_stops, canonical, checked_limit, only_grammar, with_options
 from runtime.serve.wire import convert
 
 DEFAULT_MAX_NEW_TOKENS = 128
@@ -52,6 +52,9 @@ class NativeSampling(msgspec.Struct, kw_only=True):
     skip_special_tokens: bool | None = None
     no_stop_trim: bool | None = None
     regex: str | None = None
+    choices: list[str] | None = None
+    after: str | None = None
+    whitespace: Literal["fixed", "flexible"] | None = None
     json_schema: str | dict[str, Any] | None = None
     ebnf: str | None = None
     structural_tag: str | dict[str, Any] | None = None
@@ -259,7 +262,9 @@ def _grammar(sampling: NativeSampling) -> GrammarSpec | None:
         found.append(GrammarSpec(kind="json_schema", spec=_json(sampling.json_schema, "json_schema")))
     if sampling.structural_tag is not None:
         found.append(GrammarSpec(kind="structural_tag", spec=_json(sampling.structural_tag, "structural_tag")))
-    return only_grammar(found)
+    if sampling.choices is not None:
+        found.append(GrammarSpec(kind="choices", spec=canonical(sampling.choices)))
+    return with_options(only_grammar(found), sampling.after, sampling.whitespace)
 
 
 def _json(value: str | dict[str, Any], param: str) -> str:

@@ -14,7 +14,7 @@ from runtime.serve.answers import Answers
 from runtime.serve.context import Caller, Serving
 from runtime.serve.responses_input import conversation, text_format
 from runtime.serve.responses_shape import ResponseWriter
-from runtime.serve.sampling import SamplingFields, checked_limit, sampling_params
+from runtime.serve.sampling import SamplingFields, answer_grammar, checked_limit, sampling_params
 from runtime.serve.store import Stored
 from runtime.serve.streams import AnswerStream, read_all
 from runtime.serve.tools import read_choice, read_tools
@@ -121,7 +121,7 @@ def to_turn(body: ResponsesRequest, messages: list[dict[str, Any]], caller: Call
         tools=tools,
         choice=read_choice(body.tool_choice, tools),
         parallel=body.parallel_tool_calls is not False,
-        answer=text_format(body.text),
+        answer=answer_grammar(body, text_format(body.text)),
         template_args=template_variables(body.chat_template_kwargs),
         salt=body.cache_salt or body.extra_key,
         priority=body.priority or 0,

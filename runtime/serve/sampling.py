@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -36,6 +36,9 @@ class SamplingFields(msgspec.Struct, kw_only=True):
     regex: str | None = None
     ebnf: str | None = None
     json_schema: Any = None
+    choices: list[str] | None = None
+    after: str | None = None
+    whitespace: Literal["fixed", "flexible"] | None = None
     guided_json: Any = None
     guided_regex: str | None = None
     guided_choice: list[str] | None = None
@@ -105,6 +108,7 @@ _GRAMMAR_FIELDS = (
     "json_schema",
     "regex",
     "ebnf",
+    "choices",
     "structured_outputs",
     "guided_json",
     "guided_regex",
@@ -117,16 +121,57 @@ def sampling_grammar(fields: SamplingFields) -> GrammarSpec | None:
     """The grammar asked for by the extension fields."""
     if not any(getattr(fields, name) is not None for name in _GRAMMAR_FIELDS):  # as a rule
         return None
-    extra = fields.structured_outputs or {}
+    extra = _structured_outputs(fields.structured_outputs or {})
     found = [
         *_schema_of("json_schema", fields.json_schema),
         *_schema_of("guided_json", fields.guided_json),
         *_schema_of("structured_outputs", extra.get("json")),
         *(("regex", text) for text in (fields.regex, fields.guided_regex, extra.get("regex")) if text is not None),
         *(("ebnf", text) for text in (fields.ebnf, fields.guided_grammar, extra.get("grammar")) if text is not None),
-        *(("choices", canonical(c)) for c in (fields.guided_choice, extra.get("choice")) if c is not None),
+        *(
+            ("choices", canonical(c))
+            for c in (fields.choices, fields.guided_choice, extra.get("choice"))
+            if c is not None
+        ),
+        *([("json_object", "{}")] if extra.get("json_object") else ()),
+        *(("structural_tag", _tag_text(tag)) for tag in (extra.get("structural_tag"),) if tag is not None),
     ]
-    return only_grammar([GrammarSpec(kind=kind, spec=spec) for kind, spec in found])  # type: ignore[arg-type]
+    return only_grammar([GrammarSpec(kind=kind, spec=spec) for kind, spec in found])
+
+
+_STRUCTURED = {"json": object, "regex": str, "choice": list, "grammar": str, "json_object": bool}
+_STRUCTURED |= {"structural_tag": object, "disable_fallback": bool, "disable_any_whitespace": bool}
+
+
+def _structured_outputs(value: dict[str, Any]) -> dict[str, Any]:
+    """What it holds besides nulls. Words that are not read are refused: each of them changes the grammar."""
+    given = {name: inner for name, inner in value.items() if inner is not None}
+    for name, inner in given.items():
+        if not isinstance(inner, _STRUCTURED.get(name, ())):
+            why = "has a value of the wrong type" if name in _STRUCTURED else "is not supported"
+            raise InvalidRequest(f"structured_outputs.{name:.60} {why}.", param="structured_outputs")
+    return given
+
+
+def _tag_text(value: Any) -> str:
+    return value if isinstance(value, str) else canonical(value)
+
+
+def with_options(grammar: GrammarSpec | None, after: str | None, whitespace: str | None) -> GrammarSpec | None:
+    """The grammar with the options that stand beside it, which mean nothing on their own."""
+    options = {"after": after, "whitespace": whitespace}
+    given = {name: value for name, value in options.items() if value is not None}
+    if grammar is None:
+        for name in given:
+            raise InvalidRequest(f"{name} goes with a grammar only.", param=name)
+        return None
+    return msgspec.structs.replace(grammar, **given) if given else grammar
+
+
+def answer_grammar(fields: SamplingFields, shape: GrammarSpec | None) -> GrammarSpec | None:
+    """The one grammar of a body: `shape` is what its dialect's own field says."""
+    found = [g for g in (shape, sampling_grammar(fields)) if g is not None]
+    return with_options(only_grammar(found), fields.after, fields.whitespace)
 
 
 def _schema_of(name: str, value: Any) -> list[tuple[str, str]]:

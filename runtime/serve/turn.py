@@ -11,6 +11,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from runtime.errors import InvalidRequest
 from runtime.messages import GrammarSpec, Hints, Submit, pack_ids
 from runtime.params import SamplingParams
 from runtime.serve.call_grammar import auto_grammar, auto_parser
@@ -73,7 +74,7 @@ def plan_turn(serving: Serving, turn: Turn) -> PlannedTurn:
             opening = serving.think.open + "\n"
             text, ids, start = text + opening, ids + serving.renderer.encode(opening), Start.THINKING
         if start is Start.THINKING:
-            grammar = replace(grammar, after=serving.think.close)
+            grammar = replace(grammar, after=grammar.after or serving.think.close)
     return PlannedTurn(
         submit=Submit(
             rid=serving.generator.new_rid(),
@@ -119,17 +120,25 @@ def _raw(serving: Serving, caller: Caller, message: Message) -> Message:
 
 def _grammar(serving: Serving, turn: Turn) -> GrammarSpec | None:
     check = serving.generator.grammars.check
+    answer = turn.answer
+    if answer is not None and answer.after is not None and turn.choice.mode != "none":
+        raise InvalidRequest("after does not go with tools: a call may stand where the free text would.", param="after")
     match turn.choice.mode:
         case "required" | "named":
             bound = [tool for tool in turn.tools if turn.choice.mode == "required" or tool.name == turn.choice.name]
             check_tools(bound, check)
-            return required_grammar(turn.tools, turn.choice, parallel=turn.parallel)
+            return _spaced(required_grammar(turn.tools, turn.choice, parallel=turn.parallel), answer)
         case "auto":
             grammar = auto_grammar(turn.tools, serving.tool_family, turn.answer, parallel=turn.parallel)
             if grammar is not None:
                 check_tools(turn.tools, check)
-            return grammar
-    return turn.answer
+            return grammar if grammar is None else _spaced(grammar, answer)
+    return answer
+
+
+def _spaced(calls: GrammarSpec, answer: GrammarSpec | None) -> GrammarSpec:
+    """Calls are written as the answer would be."""
+    return calls if answer is None else replace(calls, whitespace=answer.whitespace)
 
 
 def _parser_factory(serving: Serving, turn: Turn, start: Start) -> Callable[[], Parser]:
