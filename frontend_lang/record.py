@@ -51,6 +51,8 @@ class ToolEvent:
 class Totals:
     """Sums over the requests of a run.
 
+    `prompt`: what the requests began with. The literal text further on in a chain, and what a grammar appends, are in
+    `prefilled` and `reused` alone.
     `optimum`: tokens that a cache holding everything seen would have reused. `retokenised`: committed tokens
     that a later request of their branch did not send as they were.
     """
