@@ -230,7 +230,7 @@ class _Lark:
     def _expr(self, expr: Expr) -> str:
         match expr:
             case Text(text):
-                return json.dumps(text, ensure_ascii=False)
+                return _lark_string(text)
             case Rule(name):
                 return name
             case Leaf():
@@ -255,6 +255,11 @@ class _Lark:
             self._lines.append(f"{name}: {' & '.join(parts)}")
         self._seen[id(leaf)] = self._leaves[leaf]
         return self._leaves[leaf]
+
+
+def _lark_string(text: str) -> str:
+    """A JSON string; DEL has to be escaped in it too, or the reader takes it for no token at all."""
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 def rust_regex(regex: Regex) -> str:

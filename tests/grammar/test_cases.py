@@ -132,6 +132,19 @@ def test_keys_and_strings_may_hold_anything_json_can(kit: Toolkit, backend: Back
 
 
 @BACKENDS
+def test_odd_characters_may_stand_in_constants_and_keys(kit: Toolkit, backend: BackendName) -> None:
+    """Controls, separators, private and non-characters, each block of them in a grammar of its own."""
+    blocks = [range(0x80), range(0x80, 0x100), range(0x2000, 0x2100), range(0xE000, 0xE040), range(0xFDD0, 0xFDF0)]
+    for block in [*blocks, range(0xFEF0, 0x10000), range(0x1FFFE, 0x20000), range(0x10FFFE, 0x110000)]:
+        text = "".join(map(chr, block))
+        schema = {"type": "object", "properties": {text: {"const": text}}, "required": [text]}
+        cursor = kit.compile(schema_spec(schema), backend).cursor()
+        spelled = json.dumps({text: text}, ensure_ascii=False)
+        assert all(cursor.accept(token) for token in kit.pieces.split(spelled.encode())), block
+        assert cursor.can_stop
+
+
+@BACKENDS
 def test_choices_are_taken_whole(kit: Toolkit, backend: BackendName) -> None:
     compiled = kit.compile(GrammarSpec(kind="choices", spec=json.dumps(["cat", "catfish", 'a"\n', ""])), backend)
     for text in ["cat", "catfish", 'a"\n', ""]:
