@@ -70,6 +70,7 @@ class State:
         self._run = run
         self._parent = parent
         self._vars: dict[str, Var] = dict(parent._vars) if parent else {}
+        self._made: dict[int, Var] = dict(parent._made) if parent else {}  # by construct, which the steps keep alive
         self._role: str | None = parent._role if parent else None
         self._n_forks = 0
         self._expected: dict[str, Var] | None = None  # names read before the program, running elsewhere, defines them
@@ -265,7 +266,7 @@ class State:
     def _define(self, node: Gen[Any] | Select | ToolCall) -> None:
         var = (self._expected or {}).pop(node.name, None) or Var(node.name, self._here())
         self._push(node, data=var)
-        self._vars[node.name] = var
+        self._vars[node.name] = self._made[id(node)] = var
 
     def _expect(self, body: asyncio.Task[Any]) -> None:
         """Let names be read before they are defined; those that never are fail when the body ends."""
@@ -294,7 +295,7 @@ class State:
 
     def _var(self, name: Any) -> Var:
         key = getattr(name, "name", name)
-        var = self._vars.get(key)
+        var = self._vars.get(key) if key is name else self._made.get(id(name), self._vars.get(key))
         if var is None and self._expected is not None and isinstance(key, str):
             return self._expected.setdefault(key, Var(key, self._here()))
         if var is None:
@@ -342,7 +343,7 @@ class State:
         for step in self._driver.steps:
             _settle_step(step, self._error)
         self._driver.steps.clear()
-        for var in self._vars.values():
+        for var in {*self._vars.values(), *self._made.values()}:  # a name may have hidden an older one's value
             if var.where.branch == self.name:
                 var.fail(self._error)
 

@@ -15,7 +15,7 @@ import pytest
 
 import ramet as rt
 from frontend_lang.context import Context
-from frontend_lang.errors import IncompleteValue, InvalidPiece
+from frontend_lang.errors import GenerationFailed, IncompleteValue, InvalidPiece
 from frontend_lang.ir import Text
 from runtime.messages import unpack_ids
 from tests.lang.fake import WORDS, FakeBackend
@@ -371,3 +371,39 @@ def test_a_batch_shows_its_progress(backend: FakeBackend, monkeypatch: pytest.Mo
     monkeypatch.setattr("sys.stderr", Terminal())
     ask.run_batch(backend, range(5), progress=False)
     assert sys.stderr.getvalue() == ""  # type: ignore[attr-defined]
+
+
+def test_a_name_written_again_hides_the_older_value_but_not_from_its_construct(backend: FakeBackend) -> None:
+    word, number = rt.gen("a"), rt.gen("a", int)
+
+    @rt.function
+    def program(s: rt.State) -> Any:
+        s += "x"
+        s += word
+        first = s["a"]
+        s += " y "
+        s += number
+        child = s.fork(1)[0]
+        return first, s[word], s[number], s["a"], child[word], s.info(word).text, s.names()
+
+    first, *again, newer, by_name, of_branch, text, names = program.run(backend).value
+    assert again == [first]
+    assert first == of_branch == text
+    assert isinstance(newer, int)
+    assert by_name == newer
+    assert names == ["a"]
+
+
+def test_a_hidden_value_fails_with_its_branch_too(backend: FakeBackend) -> None:
+    backend.fail_branch = "main"
+
+    @rt.function
+    def program(s: rt.State) -> Any:
+        s += "x"
+        s += rt.select("a", ["red", "blue"])
+        older = s.stream("a")
+        s += rt.gen("a")
+        return list(older)
+
+    with pytest.raises(GenerationFailed):
+        program.run(backend)
