@@ -38,7 +38,7 @@ def run_on(loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, T]) -> T:
         return ended.result()
     except BaseException:
         if not ended.done():
-            with contextlib.suppress(RuntimeError, Exception):
+            with contextlib.suppress(Exception):
                 loop.call_soon_threadsafe(lambda: tasks[0].cancel())
                 ended.exception()
         raise
