@@ -15,6 +15,7 @@ from math import ceil, gcd, lcm
 from typing import Any
 
 from runtime.grammar.arrays import array_body
+from runtime.grammar.empty import is_empty
 from runtime.grammar.jsontext import QUOTE, plain_only, quoted, text_of
 from runtime.grammar.nodes import (
     Anything,
@@ -262,6 +263,8 @@ def string_expr(node: String, never: tuple[Regex, ...] = (), what: str = "") -> 
     else:
         forbidden += [alt(*(lit(word) for word in excluded))] if excluded else []
     first, *others = parts or [ANY_TEXT]
+    if (others or forbidden) and is_empty((first, *others), tuple(forbidden)):
+        return NOTHING_FITS
     return Leaf(
         quoted(first),
         also=tuple(quoted(p) for p in others),

@@ -305,10 +305,18 @@ def _conj_patterns(a: Object, b: Object, resolve: Resolve, depth: int) -> tuple[
     if a.patterns and b.patterns and not (isinstance(a.additional, Anything) and isinstance(b.additional, Anything)):
         if {p.regex for p in a.patterns} != {p.regex for p in b.patterns}:
             raise TooComplex("it merges different patternProperties beside additionalProperties")
-        return a.patterns + b.patterns
+        return _by_regex(a.patterns + b.patterns, resolve, depth)
     ours = tuple(replace(p, node=conj(p.node, b.additional, resolve, depth)) for p in a.patterns)
     theirs = tuple(replace(p, node=conj(p.node, a.additional, resolve, depth)) for p in b.patterns)
-    return ours + theirs
+    return _by_regex(ours + theirs, resolve, depth)
+
+
+def _by_regex(patterns: tuple[KeyPattern, ...], resolve: Resolve, depth: int) -> tuple[KeyPattern, ...]:
+    """One entry for each expression."""
+    nodes: dict[Regex, list[Node]] = {}
+    for pattern in patterns:
+        nodes.setdefault(pattern.regex, []).append(pattern.node)
+    return tuple(KeyPattern(regex, conj_all(parts, resolve, depth)) for regex, parts in nodes.items())
 
 
 def string_matches(node: String, text: str) -> bool:

@@ -50,6 +50,11 @@ def test_d6_d7_d9_numbers(kit: Toolkit, backend: BackendName, schema: Any, good:
         {"type": "string", "minLength": 3, "maxLength": 2},
         {"type": "string", "enum": [1, 2]},
         {"type": "object", "properties": {"a": False}, "required": ["a"]},
+        {"type": "string", "pattern": "^a+$", "allOf": [{"pattern": "^b+$"}]},
+        {"type": "string", "pattern": "^(ab)*$", "minLength": 3, "maxLength": 3},
+        {"patternProperties": {"é": {"type": "object"}}, "minProperties": 1}
+        | {"allOf": [{"patternProperties": {"é": {"type": "number"}}}]},
+        {"patternProperties": {"^a": True}, "propertyNames": {"pattern": "^x"}, "minProperties": 1},
         False,
     ],
     ids=str,
@@ -129,6 +134,17 @@ def test_keys_and_strings_may_hold_anything_json_can(kit: Toolkit, backend: Back
     text = json.dumps(value, ensure_ascii=False)
     assert takes(kit, schema, text, backend)
     assert takes(kit, {"type": "object"}, text, backend)
+
+
+def test_a_token_that_cannot_be_written_takes_its_branch_along(kit: Toolkit) -> None:
+    """It would fail while an answer is generated, wherever a lexer needs it."""
+    impossible = {"type": "string", "pattern": "^a+$", "allOf": [{"pattern": "^b+$"}]}
+    schema = {"anyOf": [{"type": "object", "properties": {"x": impossible}, "required": ["x"]}, STR]}
+    compiled = kit.compile(schema_spec(schema), "llguidance")
+    assert kit.takes(compiled, '"x"')
+    assert not kit.takes(compiled, "{")
+    keys = {"patternProperties": {"^a": STR}, "allOf": [{"patternProperties": {"^a": {"minLength": 1}}}]}
+    assert kit.takes(kit.compile(schema_spec({"type": "object", **keys}), "llguidance"), '{"ab": "c"}')
 
 
 @BACKENDS
