@@ -170,6 +170,7 @@ class Speaker:
         if verdict is not None:
             unsaid = n - n_said + n_after
             request.tally.completion -= unsaid
+            request.tally.forced -= n - n_said
             verdict = verdict[0], verdict[1] + unsaid if verdict[1] >= 0 else -1
         return tokens[:n_said], scores[:n_said], verdict
 

@@ -86,6 +86,20 @@ def test_a_stop_inside_forced_tokens_ends_there(overlap: bool) -> None:
 
 @BOTH
 @pytest.mark.parametrize("logprobs", [False, True])
+def test_forced_tokens_behind_a_stop_are_not_counted(overlap: bool, logprobs: bool) -> None:
+    world = world_of(overlap)
+    places = [[t] for t in range(5, 25)]
+    for name, first in (("start", []), ("later", [[30, 31], [30, 31]])):
+        options = {"max_tokens": 50, "stop_token_ids": (10,), "logprobs": logprobs}
+        world.ask(name, range(2, 9), grammar=spec_of([*first, *places]), **options)
+        said = world.run().said[name]
+        assert said.tokens == [*said.tokens[: len(first)], 5, 6, 7, 8, 9, 10]
+        assert said.usage is not None
+        assert (said.usage.completion_tokens, said.usage.forced_tokens) == (len(first) + 6, 6)
+
+
+@BOTH
+@pytest.mark.parametrize("logprobs", [False, True])
 def test_penalties_count_forced_tokens(overlap: bool, logprobs: bool) -> None:
     """5 to 8 are forced, then any of them may follow: penalised ones win less often over a fresh one."""
     places = [[9, 10], [5], [6], [7], [8], [5, 6, 7, 8, 30]]
