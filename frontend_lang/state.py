@@ -187,6 +187,7 @@ class State:
         """The text of a value (with n > 1, its first sample) as it is made: iterate it with `for`, or `async for` in
         async code. Leaving it early leaves the generation running: to stop that, cancel its scope."""
         var = self._var(name)
+        var.follow()
         self._run.kick()
         return TextStream(var, self._run.told)
 

@@ -37,6 +37,7 @@ class Var:
         self._lock = threading.Lock()
         self._pieces: list[str] = []
         self._listeners: list[Callable[[str | None], None]] = []
+        self._followed = False
 
     @property
     def done(self) -> bool:
@@ -44,8 +45,12 @@ class Var:
 
     @property
     def followed(self) -> bool:
-        """Whether somebody streams it."""
-        return bool(self._listeners)
+        """Whether somebody streams it, or is about to."""
+        return self._followed or bool(self._listeners)
+
+    def follow(self) -> None:
+        """Somebody will stream it: to be said before its request leaves."""
+        self._followed = True
 
     def push(self, text: str) -> None:
         """Text for whoever streams this value."""
