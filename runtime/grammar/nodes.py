@@ -178,8 +178,8 @@ def union(nodes: Iterable[Node]) -> Node:
                 return part
             if not isinstance(part, Never) and part not in flat:
                 flat.append(part)
-    if len(flat) > MAX_ALTERNATIVES:
-        raise TooComplex(f"it multiplies out to more than {MAX_ALTERNATIVES} alternatives")
+                if len(flat) > MAX_ALTERNATIVES:  # told before the rest is worked out
+                    raise TooComplex(f"it multiplies out to more than {MAX_ALTERNATIVES} alternatives")
     if not flat:
         return Never()
     return flat[0] if len(flat) == 1 else Union(tuple(flat))

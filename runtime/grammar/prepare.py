@@ -112,7 +112,9 @@ def _regex(spec: GrammarSpec, limits: Limits) -> Grammar:
         reject(f"regex: longer than {limits.regex_bytes} bytes.", "regex")
     try:
         regex = parse_full(pattern)
-    except (RegexError, RecursionError) as error:
+    except RecursionError:
+        reject("regex: groups nested this deep are not supported.", "regex")
+    except RegexError as error:
         reject(f"regex: {str(error)[:300]}.", "regex")
     if regex == NOTHING:
         reject("regex: no text can match it.", "regex")

@@ -154,6 +154,17 @@ def test_bounds_of_forty_digits_are_not_rounded() -> None:
     assert [fullmatch(leaf.regex, str(bound + n)) for n in (-1, 0, 1, 2)] == [False, False, True, True]
 
 
+def test_alternatives_that_multiply_out_are_told_at_once() -> None:
+    many = [{"type": "object", "properties": {"a": {"const": i}}} for i in range(300)]
+    schema = {"anyOf": many, "allOf": [{"anyOf": [{"required": [str(i)]} for i in range(300)]}]}
+    started = time.perf_counter()
+    with pytest.raises(InvalidRequest, match="more than 512 alternatives"):
+        prepare(schema_spec(schema), "auto", Limits())
+    assert time.perf_counter() - started < 10
+    with pytest.raises(InvalidRequest, match="nested this deep"):
+        prepare(GrammarSpec(kind="regex", spec="(" * 300 + "a" + ")" * 300), "auto", Limits())
+
+
 def test_a_fault_while_a_grammar_is_read_is_a_refusal(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*_: Any) -> Any:
         raise ArithmeticError("internal")
