@@ -1,7 +1,7 @@
 """The blocks of docs/language.md, run as they stand on the model they were written with: values and costs are theirs.
 
-A block is run as the page says: by itself, on an engine that has run the page's first program once. Another variant of the
-kernels rounds otherwise, so a greedy answer may differ in a word: the page is held to the one that wrote it.
+A block is run as the page says: by itself, on an engine that has run the page's first program once. Another variant of
+the kernels rounds otherwise, so a greedy answer may differ in a word: the page is held to the one that wrote it.
 """
 
 from __future__ import annotations
