@@ -12,7 +12,7 @@ from runtime.grammar.regular import Alt, Class, Regex, Repeat, Seq, lengths
 from runtime.grammar.rules import Choice, Expr, Grammar, Join, Leaf, Many, Rule, Text
 
 FAR = 8  # distances from here on are all alike
-SHORT = 1024  # characters that an engine writes out in a moment
+SHORT = 4096  # characters that an engine writes out in some milliseconds
 _KEPT = 1 << 11
 
 

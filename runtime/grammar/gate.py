@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 import select
 import subprocess
 import sys
@@ -84,8 +85,14 @@ class Gate:
         _judge(verdict, verdict.backend or first, param)
         assert verdict.backend is not None
         assert verdict.kind is not None
-        little = verdict.forces_little
-        return Prepared(verdict.backend, verdict.kind, verdict.text, cheap=True, forces_little=little)
+        return Prepared(
+            verdict.backend,
+            verdict.kind,
+            verdict.text,
+            cheap=True,
+            grammar=pickle.loads(verdict.grammar) if verdict.grammar else None,  # of our own process
+            forces_little=verdict.forces_little,
+        )
 
     def _late(self, param: str) -> GrammarTimeout:
         message = f"{param}: the grammar takes longer than {self._timeout_s:g} s to compile."

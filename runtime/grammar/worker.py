@@ -9,6 +9,7 @@ standard input ends. Imports a backend when a job first needs it.
 from __future__ import annotations
 
 import os
+import pickle
 import struct
 import sys
 import time
@@ -61,6 +62,7 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     kind: TextKind | None = None
     text: str = ""
     forces_little: bool = False
+    grammar: bytes = b""  # pickled, where it is not too large to read in a few milliseconds
     param: str | None = None
 
 
@@ -81,6 +83,7 @@ def receive(stream: IO[bytes]) -> bytes | None:
 
 
 _NICENESS = 15
+_MAX_GRAMMAR = 32 << 10  # bytes
 MASK_LIMIT_S = 0.05
 WORST_MASK_S = 0.5
 
@@ -127,6 +130,7 @@ class _Judge:
             kind=prepared.kind,
             text=prepared.text,
             forces_little=prepared.forces_little,
+            grammar=data if len(data := pickle.dumps(prepared.grammar)) <= _MAX_GRAMMAR else b"",
         )
 
     def _try(self, backend: Backend, kind: TextKind, text: str) -> Verdict:

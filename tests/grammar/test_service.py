@@ -17,7 +17,7 @@ from runtime.grammar.gate import Gate, GrammarTimeout
 from runtime.grammar.limits import Limits
 from runtime.grammar.prepare import prepare
 from runtime.grammar.protocol import Compiled, Vocabulary
-from runtime.grammar.service import CompileService
+from runtime.grammar.service import READ_HERE, CompileService
 from runtime.messages import GrammarSpec
 from tests.grammar.toolkit import schema_spec
 
@@ -267,3 +267,19 @@ def test_specs_differ_by_whitespace_and_marker(make: Callable[..., CompileServic
     compiled = [service.compile_async(s).result(30) for s in specs]
     assert len({id(c) for c in compiled}) == 3
     assert json.loads(specs[0].spec) == plain
+
+
+def test_a_large_schema_read_by_the_worker_has_its_places(vocab: Vocabulary) -> None:
+    """Else every mask of it would be asked of its engine again."""
+    service = CompileService(vocab)
+    service.warm().result()
+    service._lanes[1].submit(lambda: None).result()  # the worker is ready
+    large = {"anyOf": [{"type": "object", "properties": {f"key_{i}": {"const": "x" * 200}}} for i in range(40)]}
+    spec = schema_spec(large)
+    assert len(spec.spec) > READ_HERE
+    checks = service.stats()["gate_checks_total"]
+    compiled: Any = service.compile_async(spec).result()
+    assert service.stats()["gate_checks_total"] == checks + 1
+    assert compiled.atlas is not None
+    assert compiled.slowly is None
+    service.close()
