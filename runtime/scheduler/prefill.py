@@ -38,7 +38,7 @@ class PrefillPlanner:
         in_rotation = self._in_rotation()
         runs = [r for r in in_rotation if self._is_run(r)]
         going = [r for r in in_rotation if not self._is_run(r)] if runs else in_rotation
-        fresh = self._choose_new(admission, going, max_rows)
+        fresh = self._choose_new(admission, going, max_rows, budget)
         most = max(max_rows - len(fresh), max_rows // 2, self._turn % 2) if fresh else max_rows
         runs = self._first(runs, budget // 2 if going or fresh else budget)
         return self._rows(admission, runs + going[:most], fresh, budget, copies)
@@ -70,14 +70,19 @@ class PrefillPlanner:
         rows, slot = self.state.rows, request.slot
         return int(rows.known[slot] - rows.kv[slot]) - (0 if sampling_ready(request) else 1)
 
-    def _choose_new(self, admission: Admission, going: list[Request], max_rows: int) -> list[Request]:
-        """Waiting requests to start in this step, in the policy's order. What does not fit is passed over."""
+    def _choose_new(self, admission: Admission, going: list[Request], max_rows: int, budget: int) -> list[Request]:
+        """Waiting requests to start in this step, in the policy's order. What does not fit is passed over.
+
+        Each row is to get a page's worth of tokens at least, or all it needs: of prompts that are cached but for a few
+        tokens, more start at once.
+        """
         state, chunk = self.state, self.state.config.chunk_tokens
         if state.paused or not len(state.queue) or not state.rows.n_free:
             return []
         refresh_hits(state)
         n_long = sum(self._pending(r) > chunk for r in going)
-        room = min(state.rows.n_free, max(1, max_rows - len(going)))
+        room = min(state.rows.n_free, max(1, MAX_ROWS - len(going)))
+        left = budget - min(len(going), max_rows) * state.page_size
         chosen: list[Request] = []
         n_probes = 0
         for request in state.queue.candidates(state.work, state.n_admitted):
@@ -89,13 +94,17 @@ class PrefillPlanner:
             if request.probed_at != state.step and n_probes < MAX_PROBES:
                 probe_hit(state, request)
                 n_probes += 1
-            is_long = request.known - request.hit > chunk
+            needs = max(1, request.known - request.hit)
+            if chosen and left < min(needs, state.page_size):
+                break
+            is_long = needs > chunk
             if is_long and n_long >= MAX_LONG:
                 continue
             if not admission.fits(request, request.hit, request.loose):
                 state.queue.skip(request, state.n_admitted)
                 continue
             n_long += is_long
+            left -= min(needs, state.page_size)
             chosen.append(request)
         return chosen
 
