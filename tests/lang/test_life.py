@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import os
 import signal
 import threading
 import time
@@ -91,20 +90,24 @@ def settled(engine: Engine) -> None:
 
 def interrupted(engine: Engine, work: Callable[[], Any]) -> None:
     """Press Ctrl-C once requests run."""
+    main = threading.main_thread().ident
+    assert main is not None
 
     def press() -> None:
         until = time.monotonic() + 20
         while not engine.stats()["running"] and time.monotonic() < until:
             time.sleep(0.01)
-        os.kill(os.getpid(), signal.SIGINT)
+        signal.pthread_kill(main, signal.SIGINT)  # wakes a wait, as the terminal's does
 
     thread = threading.Thread(target=press)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores it
     thread.start()
     try:
         with pytest.raises(KeyboardInterrupt):
             work()
     finally:
         thread.join()
+        signal.signal(signal.SIGINT, before)
 
 
 @pytest.mark.parametrize("program", [reads, leaves_unread, in_a_scope, in_a_race, along, awaits], ids=lambda p: p.name)
