@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from frontend_lang.http import HttpBackend
 from runtime.build import assemble
 from runtime.config import EngineConfig, ServerConfig
 from runtime.engine import Engine
@@ -42,3 +43,13 @@ def toy_server(engine: Engine, **options: Any) -> Iterator[str]:
     app = create_app(engine.generator, engine.config, ServerConfig(**options), pool=_Pool(1024, 16))
     with running(_Served(app)) as url:  # type: ignore[arg-type]
         yield url
+
+
+@contextlib.contextmanager
+def target_of(kind: str, engine: Engine) -> Iterator[Engine | HttpBackend]:
+    """The engine itself, or for "http" a backend on a server around it."""
+    if kind != "http":
+        yield engine
+        return
+    with toy_server(engine) as url:
+        yield HttpBackend(url)

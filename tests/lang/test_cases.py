@@ -12,7 +12,7 @@ import pytest
 import ramet as rt
 from frontend_lang.errors import GenerationFailed
 from runtime.engine import Engine
-from tests.lang.engines import toy_engine, toy_server
+from tests.lang.engines import target_of, toy_engine
 from tests.lang.test_engine import idle
 
 
@@ -24,11 +24,8 @@ def engine() -> Iterator[Engine]:
 
 @pytest.fixture(params=["local", "http"], scope="module")
 def target(request: pytest.FixtureRequest, engine: Engine) -> Iterator[Any]:
-    if request.param == "local":
-        yield engine
-        return
-    with toy_server(engine) as url:
-        yield rt.HttpBackend(url)
+    with target_of(request.param, engine) as target:
+        yield target
 
 
 # ---- Q1: fork before any text -------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ import pytest
 import ramet as rt
 from frontend_lang.errors import BranchCancelled, DeadlineExceeded, GenerationFailed
 from runtime.engine import Engine
-from tests.lang.engines import toy_engine, toy_server
+from tests.lang.engines import target_of, toy_engine
 from tests.lang.fake import FakeBackend
 from tests.lang.test_engine import idle
 
@@ -73,11 +73,8 @@ def engine() -> Iterator[Engine]:
 
 @pytest.fixture(params=["engine", "http"])
 def target(request: pytest.FixtureRequest, engine: Engine) -> Iterator[Any]:
-    if request.param == "engine":
-        yield engine
-        return
-    with toy_server(engine) as url:
-        yield rt.HttpBackend(url)
+    with target_of(request.param, engine) as target:
+        yield target
 
 
 def settled(engine: Engine) -> None:
