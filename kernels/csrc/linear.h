@@ -15,31 +15,37 @@
 namespace ramet {
 namespace RAMET_ARCH {
 
-constexpr int64_t kAhead = 8192;  // bytes that are asked for ahead of use
-
-constexpr int64_t kPairedRows = 8;  // with so few, two panels at a time are faster; with more, they are not
+constexpr int64_t kAhead = 8192;  // bytes that are asked for ahead of use, at least
 
 // ---------------------------------------------------------------- products
 
+// One of the passes over some panels, each for a few rows. Each asks for its share of the panels that come next.
+struct Pass {
+  int64_t number, of;
+};
+
 // R rows times P neighbouring panels.
 template <Format F, int R, int P>
-inline void quant_rows(const LinearWeight& w, int64_t panel, const QuantizedRows& x, int64_t row, float* out,
+inline void quant_rows(const LinearWeight& w, int64_t panel, const QuantizedRows& x, int64_t row, Pass pass, float* out,
                        bool accumulate) {
   const int64_t groups = x.groups, stride = groups * group_bytes(F);
   const uint8_t* from = w.packed + panel * stride;
   const int8_t* q[R];
   const GroupScale* scales[R];
-  const bool first = row == 0;  // to read these weights
+  const int64_t lines = ceil_div(P * group_bytes(F), 64 * pass.of);  // asked for with each group
+  const uint8_t* ahead = from + std::max(kAhead, P * stride) + pass.number * lines * groups * 64;
   vf total[P][R], dot[P][R];
   for (int r = 0; r < R; ++r) {
     q[r] = x.q + (row + r) * groups * kGroup;
     scales[r] = x.scales + (row + r) * groups;
-    for (int p = 0; p < P; ++p) total[p][r] = zero();
+    for (int p = 0; p < P; ++p) {
+      total[p][r] = zero();
+      __builtin_prefetch(out + (row + r) * w.n + (panel + p) * kQuantPanel, 1);
+    }
   }
   for (int64_t g = 0; g < groups; ++g, from += group_bytes(F)) {
     const uint8_t* quants = from + (F == Format::Q4_1 ? 4 * W : 2 * W);
-    for (int p = 0; first && p < P; ++p)
-      for (int64_t line = 0; line < group_bytes(F); line += 64) __builtin_prefetch(from + p * stride + kAhead + line);
+    for (int64_t i = 0; i < lines; ++i, ahead += 64) __builtin_prefetch(ahead);
     if (F == Format::Q8) dot_q8<R, P>(quants, stride, q, scales, g, dot);
     else dot_q4<R, P>(quants, stride, q, scales, g, dot);
     for (int p = 0; p < P; ++p) {
@@ -63,10 +69,11 @@ inline void quant_rows(const LinearWeight& w, int64_t panel, const QuantizedRows
 template <Format F, int P>
 inline void quant_panels(const LinearWeight& w, int64_t panel, const QuantizedRows& x, int64_t row, int64_t end,
                          float* out, bool accumulate) {
-  for (; row + 4 <= end; row += 4) quant_rows<F, 4, P>(w, panel, x, row, out, accumulate);
-  if (end - row == 3) quant_rows<F, 3, P>(w, panel, x, row, out, accumulate);
-  if (end - row == 2) quant_rows<F, 2, P>(w, panel, x, row, out, accumulate);
-  if (end - row == 1) quant_rows<F, 1, P>(w, panel, x, row, out, accumulate);
+  Pass pass{0, ceil_div(end - row, 4)};
+  for (; row + 4 <= end; row += 4, ++pass.number) quant_rows<F, 4, P>(w, panel, x, row, pass, out, accumulate);
+  if (end - row == 3) quant_rows<F, 3, P>(w, panel, x, row, pass, out, accumulate);
+  if (end - row == 2) quant_rows<F, 2, P>(w, panel, x, row, pass, out, accumulate);
+  if (end - row == 1) quant_rows<F, 1, P>(w, panel, x, row, pass, out, accumulate);
 }
 
 template <Format F>
@@ -81,8 +88,7 @@ inline void quant_product(Range panels, const LinearWeight& w, const QuantizedRo
   for (int64_t row = tiled; row < m; row += kRowBlock) {
     const int64_t end = std::min<int64_t>(m, row + kRowBlock);
     int64_t panel = panels.begin;
-    if (m > 1 && m <= kPairedRows)
-      for (; panel + 2 <= panels.end; panel += 2) quant_panels<F, 2>(w, panel, x, row, end, out, accumulate);
+    for (; panel + 2 <= panels.end; panel += 2) quant_panels<F, 2>(w, panel, x, row, end, out, accumulate);
     for (; panel < panels.end; ++panel) quant_panels<F, 1>(w, panel, x, row, end, out, accumulate);
   }
 }
