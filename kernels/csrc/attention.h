@@ -12,6 +12,8 @@
 namespace ramet {
 namespace RAMET_ARCH {
 
+constexpr int64_t kManyTiles = 4;  // a thread: then whole tiles are dealt out, else their heads
+
 inline int padded(int dim) { return (dim + W - 1) / W * W; }
 
 // What one thread works in: kTileRows query rows, their scores, one block of keys or values in float32.
@@ -282,6 +284,12 @@ class Attention {
     else run_all(tile, kv_head, rows, t);
   }
 
+  // The first block of a tile's keys lies where nothing before it has been.
+  void ask_for(const Tile& tile) const {
+    const HeadPages keys(kv_, kv_.k, plan_.kv_indices + tile.table, s_, 0);
+    prefetch(keys, keys.stride, tile.key_begin, std::min(tile.key_begin + kKeyBlock, tile.key_end));
+  }
+
   // All splits of one token and head, in order.
   void merge(int32_t token, int head, TileScratch& t) const {
     const int d = padded(s_.dim), begin = plan_.first[token] / kKeySplit;
@@ -374,6 +382,20 @@ inline void take_turns(Team& team, int which, int64_t n, Work work) {
   if (team.id == 0) team.counters[which].store(0);
 }
 
+// The same, but a thread knows what it does next, and calls ask(next) before it works.
+template <class Ask, class Work>
+inline void take_turns_ahead(Team& team, int which, int64_t n, Ask ask, Work work) {
+  std::atomic<int64_t>& counter = team.counters[which];
+  for (int64_t i = counter.fetch_add(1); i < n;) {
+    const int64_t next = counter.fetch_add(1);
+    if (next < n) ask(next);
+    work(i);
+    i = next;
+  }
+  team.sync();
+  if (team.id == 0) counter.store(0);
+}
+
 inline TileScratch own_scratch(const AttentionSpec& spec) {
   thread_local std::vector<float> memory;  // grows to the largest model's tile, then stays
   if (static_cast<int64_t>(memory.size()) < TileScratch::floats(spec)) memory.resize(TileScratch::floats(spec));
@@ -388,7 +410,14 @@ inline void attend(Team& team, const float* q, int64_t stride, const AttentionPl
     return [&](int64_t i) { attention.run(list[i / spec.kv_heads], static_cast<int>(i % spec.kv_heads), scratch); };
   };
   if (!plan.shared.empty()) take_turns(team, 0, plan.shared.size() * spec.kv_heads, tiles(plan.shared));
-  take_turns(team, 1, plan.own.size() * spec.kv_heads, tiles(plan.own));
+  const int64_t n_own = plan.own.size();
+  if (n_own < kManyTiles * team.size) take_turns(team, 1, n_own * spec.kv_heads, tiles(plan.own));
+  else
+    take_turns_ahead(
+        team, 1, n_own, [&](int64_t i) { attention.ask_for(plan.own[i]); },
+        [&](int64_t i) {
+          for (int head = 0; head < spec.kv_heads; ++head) attention.run(plan.own[i], head, scratch);
+        });
   if (plan.merged.empty()) return;
   int64_t begin, end;
   team.share(plan.merged.size() * spec.heads, &begin, &end);
