@@ -87,8 +87,8 @@ inline void quant_product(Range panels, const LinearWeight& w, const QuantizedRo
 #endif
   for (int64_t row = tiled; row < m; row += kRowBlock) {
     const int64_t end = std::min<int64_t>(m, row + kRowBlock);
-    int64_t panel = panels.begin;
-    for (; panel + 2 <= panels.end; panel += 2) quant_panels<F, 2>(w, panel, x, row, end, out, accumulate);
+    int64_t panel = panels.begin;  // a row alone is bound by memory, which one stream of reads suits better
+    for (; m > 1 && panel + 2 <= panels.end; panel += 2) quant_panels<F, 2>(w, panel, x, row, end, out, accumulate);
     for (; panel < panels.end; ++panel) quant_panels<F, 1>(w, panel, x, row, end, out, accumulate);
   }
 }
