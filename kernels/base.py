@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import math
+import mmap
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from kernels.kv8 import narrow, stored_dim
+
+
+HUGE_PAGE = 2 << 20  # bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,8 +71,8 @@ class KVStore:
     ) -> None:
         shape = (n_pages, page_size, n_kv_heads, stored_dim(head_dim, dtype))
         self.page_size = page_size
-        self.k = [_zeros(shape, dtype, device) for _ in range(n_layers)]
-        self.v = [_zeros(shape, dtype, device) for _ in range(n_layers)]
+        pools = _zeros(2 * n_layers, shape, dtype, device)
+        self.k, self.v = pools[:n_layers], pools[n_layers:]
 
     def store(self, layer: int, k: Tensor, v: Tensor, slots: Tensor) -> None:
         """Write k, v `[tokens, n_kv_heads, head_dim]` at `slots`."""
@@ -87,12 +91,19 @@ def as_bytes(x: Tensor) -> Tensor:
     return x.view(torch.uint8) if x.dtype.is_floating_point and x.dtype.itemsize == 1 else x
 
 
-def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device | str) -> Tensor:
-    """Zeros; on the CPU from calloc, so that the memory of a page is taken when it is first written."""
+def _zeros(n: int, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device | str) -> list[Tensor]:
+    """n tensors of zeros; on the CPU in memory that is taken when it is first written, in huge pages where the system has
+    them: rows' pages lie far apart, and with pages of 4 KB the CPU would look up addresses for longer than it reads."""
     if torch.device(device).type != "cpu":
-        return torch.zeros(shape, dtype=dtype, device=device)
-    n_bytes = math.prod(shape) * dtype.itemsize
-    return torch.from_numpy(np.zeros(n_bytes, dtype=np.uint8)).view(dtype).view(shape)
+        return [torch.zeros(shape, dtype=dtype, device=device) for _ in range(n)]
+    n_bytes = n * math.prod(shape) * dtype.itemsize
+    memory = mmap.mmap(-1, n_bytes + HUGE_PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        with suppress(OSError):  # a wish: without huge pages it works as well
+            memory.madvise(mmap.MADV_HUGEPAGE)
+    whole = torch.frombuffer(memory, dtype=torch.uint8)
+    begin = -whole.data_ptr() % HUGE_PAGE
+    return list(whole[begin : begin + n_bytes].view(dtype).view(n, *shape).unbind())
 
 
 Linear = Callable[[Tensor], Tensor]

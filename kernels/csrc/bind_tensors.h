@@ -76,18 +76,24 @@ class Arena {
  public:
   template <class T>
   T* take(int slot, int64_t n) {
-    std::vector<float>& memory = slots_[slot];
-    const size_t needed = (n * sizeof(T) + sizeof(float) - 1) / sizeof(float);
-    if (memory.size() < needed) {
-      memory.clear();
-      memory.shrink_to_fit();
-      memory.resize(needed);
+    Room& room = slots_[slot];
+    const int64_t needed = n * sizeof(T);
+    if (room.bytes < needed || !room.chunk) {
+      room.chunk.reset();
+      room.chunk = std::make_unique<Chunk>(std::max<int64_t>(needed, 1));
+      room.data = room.chunk->take(needed);
+      room.bytes = needed;
     }
-    return reinterpret_cast<T*>(memory.data());
+    return reinterpret_cast<T*>(room.data);
   }
 
  private:
-  std::vector<float> slots_[9];
+  struct Room {
+    std::unique_ptr<Chunk> chunk;
+    uint8_t* data = nullptr;
+    int64_t bytes = 0;
+  };
+  Room slots_[9];
 };
 
 struct Weight {

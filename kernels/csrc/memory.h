@@ -1,5 +1,5 @@
-// Where packed weights lie: few large pieces that the system may back with huge pages. A step reads every weight once,
-// and a page of 4 KB is so soon read that looking up the next one would cost as much as reading it.
+// Where packed weights and what a step works in lie: few large pieces that the system may back with huge pages. A step reads
+// every weight once, and a page of 4 KB is so soon read that looking up the next one would cost as much as reading it.
 #pragma once
 
 #include <cstdint>
