@@ -15,7 +15,7 @@ MAX_JUMP = 64
 MIN_JUMP_IDLE, MIN_JUMP, MIN_JUMP_GPU = 1, 2, 4  # with no sample in flight; with one; out of a captured graph
 WORTH_A_WAIT = 0.06  # jumps a sample: each saves a step more where no step is in flight that cannot know of it
 CLOSING_TOKENS = 8  # a text that is near its end for longer is inside its last string
-CLOSING_SHARE = 1 / 16  # of a step's rows, near their end: the row computed for nothing costs more than a wait
+CLOSING_ROWS = 6  # near their end: a wait costs as much as some rows more in a step, and each may well not end yet
 _MEMORY = 0.05  # weight of the newest step in the rate of jumps
 
 
@@ -134,7 +134,8 @@ class JumpRule:
     successor of a grammar's last token is computed for nothing.
 
     Waiting for a step leaves a CPU idle for some percent of it, and a GPU for far more, where it is never done. It pays
-    while every row has a grammar and jumps come often enough, or enough rows are near their end.
+    while every row has a grammar and jumps come often enough, or where enough rows are near their end: a row alone, whose
+    whole next step would be for nothing, or several.
     """
 
     def __init__(self, state: State) -> None:
@@ -155,7 +156,7 @@ class JumpRule:
             return False
         closing = self._state.rows.closing[planned.sample_slots]
         n_closing = int(np.count_nonzero((closing > 0) & (closing <= CLOSING_TOKENS)))
-        return n_closing > 0 and n_closing >= CLOSING_SHARE * len(closing)
+        return n_closing >= (CLOSING_ROWS if len(closing) > 1 else 1)
 
     def note(self, planned: Planned, n_jumps: int) -> None:
         """A step was committed and brought that many jumps."""
