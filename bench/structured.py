@@ -11,6 +11,7 @@ exactly the same lengths, once without jumps (what masks cost) and once with (wh
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import random
@@ -19,7 +20,7 @@ import statistics
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -33,6 +34,7 @@ from runtime.grammar.service import CompileService, vocabulary
 from runtime.pull import embedded_path
 from runtime.text.tokenizer import Tokenizer
 
+PLAIN_EVERY_S = 0.25
 HOSTILE: list[dict[str, Any]] = [
     {"regex": "((((a{0,9}){0,9}){0,9}){0,9})[a-z]{1,900}"},
     {"ebnf": 'root ::= root root | "a" | ""'},
@@ -84,32 +86,51 @@ def show_first_use(args: argparse.Namespace) -> None:
 
 
 def show_hostile(args: argparse.Namespace) -> None:
-    """Gaps between tokens of running streams, alone and while hostile grammars are thrown at the engine."""
+    """Gaps between tokens of running streams: alone, while plain short requests come, and while requests with hostile
+    grammars come as fast as they are answered. The three take turns."""
+    chooser, serial = random.Random(1), itertools.count()
+
+    def plain() -> dict[str, Any]:
+        time.sleep(PLAIN_EVERY_S)
+        return {}
+
+    def hostile() -> dict[str, Any]:
+        key, value = next(iter(chooser.choice(HOSTILE).items()))
+        fresh = {"description": str(next(serial)), **value} if key == "json_schema" else value
+        return {key: fresh}
+
     with engine() as one:
         one.generate("x", ebnf='root ::= "y"', max_tokens=2)
-        quiet = gaps(one, args.tokens)
-        stop, thrown = threading.Event(), [0]
+        found: dict[str, list[float]] = {"alone": [], "plain requests": [], "hostile grammars": []}
+        thrown = dict.fromkeys(found, 0)
+        for _ in range(args.rounds):
+            for name, make in zip(found, (None, plain, hostile), strict=True):
+                with throwing(one, make) as count:
+                    found[name] += gaps(one, args.tokens)
+                thrown[name] += count[0]
+    p99 = {name: statistics.quantiles(g, n=100)[98] * 1e3 for name, g in found.items()}
+    for name, ms in p99.items():
+        print(f"gap between tokens, p99, {name} ({thrown[name]}): {ms:.1f} ms ({ms / p99['alone']:.2f}x)")
 
-        def throw() -> None:
-            chooser = random.Random(1)
-            while not stop.is_set():
-                options = dict(chooser.choice(HOSTILE))
-                key, value = next(iter(options.items()))
-                options[key] = {"description": str(thrown[0]), **value} if key == "json_schema" else value
-                with suppress(rt.RametError):
-                    one.generate("x", max_tokens=2, **options)
-                thrown[0] += 1
 
-        thread = threading.Thread(target=throw)
-        thread.start()
-        busy = gaps(one, args.tokens)
+@contextmanager
+def throwing(one: rt.Engine, make: Callable[[], dict[str, Any]] | None) -> Iterator[list[int]]:
+    """Short requests with the options that `make` gives, one after the other; counts them."""
+    stop, count = threading.Event(), [0]
+
+    def throw() -> None:
+        while make is not None and not stop.is_set():
+            with suppress(rt.RametError):
+                one.generate("x", max_tokens=2, **make())
+            count[0] += 1
+
+    thread = threading.Thread(target=throw)
+    thread.start()
+    try:
+        yield count
+    finally:
         stop.set()
         thread.join()
-    before, after = (statistics.quantiles(g, n=100)[98] * 1e3 for g in (quiet, busy))
-    print(
-        f"gap between tokens, p99: alone {before:.1f} ms; under {thrown[0]} hostile grammars {after:.1f} ms "
-        f"({after / before:.2f}x)"
-    )
 
 
 def gaps(one: rt.Engine, n_tokens: int) -> list[float]:

@@ -30,6 +30,11 @@ class Run:
     device_s: float
     steps: int
 
+    @property
+    def host_s(self) -> float:
+        """While the device did nothing: planning, committing and masks that nothing overlapped."""
+        return self.wall_s - self.device_s
+
 
 @dataclass(frozen=True, slots=True)
 class Arm:
@@ -132,9 +137,9 @@ def error_of(values: list[float]) -> float:
 
 
 HEAD = (
-    "| batch | schema | tokens | free tok/s | masks, no jumps | fastest runs | with jumps × free | fastest runs "
-    "| of device time | steps saved | canonical without / with jumps |\n"
-    "|---|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|"
+    "| batch | schema | tokens | free tok/s | masks, no jumps | fastest runs | outside the device | with jumps × free "
+    "| fastest runs | of device time | steps saved | canonical without / with jumps |\n"
+    "|---|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|"
 )
 
 
@@ -143,11 +148,13 @@ def line(batch: int, shape: str, row: Row) -> str:
     cost, cost_fastest = row.ratios("masked", "masked_free"), row.fastest("masked", "masked_free")
     gain, gain_fastest = row.ratios("jumping_free", "jumping"), row.fastest("jumping_free", "jumping")
     device = row.ratios("jumping_free", "jumping", "device_s")
+    host = median(r.host_s for r in row.masked.runs) - median(r.host_s for r in row.masked_free.runs)
+    host /= median(r.wall_s for r in row.masked_free.runs)
     free_rate = row.masked.tokens / median(r.wall_s for r in row.masked_free.runs)
     saved = 1 - median(r.steps for r in row.jumping.runs) / median(r.steps for r in row.jumping_free.runs)
     return (
         f"| {batch} | {shape} | {row.masked.tokens} / {row.jumping.tokens} | {free_rate:.0f} "
-        f"| {median(cost) - 1:+.1%} ± {error_of(cost):.1%} | {cost_fastest - 1:+.1%} "
+        f"| {median(cost) - 1:+.1%} ± {error_of(cost):.1%} | {cost_fastest - 1:+.1%} | {host:+.1%} "
         f"| {median(gain):.2f} ± {error_of(gain):.2f} | {gain_fastest:.2f} | {median(device):.2f} | {saved:.0%} "
         f"| {row.masked.canonical:.0%} / {row.jumping.canonical:.0%} |"
     )

@@ -62,6 +62,8 @@ def assemble(config: EngineConfig, runner: Runner, tokenizer: Any) -> Parts:
         grammar=grammar,
         events=events,
     )
+    if grammar is not None:
+        grammar.spare(lambda: scheduler.computing_here)
     return Parts(config, runner, tokenizer, scheduler, grammar, events)
 
 

@@ -71,8 +71,10 @@ class _Containing:
     """One rule for each (items written, items that matched), both counted only as far as they matter."""
 
     def __init__(self, node: Array, comma: Expr, emit: Emitting) -> None:
-        if len(node.contains) > 1 or node.contains[0].high is not None:
-            raise TooComplex("several contains, or maxContains,")
+        if any(part.high is not None for part in node.contains):
+            raise TooComplex("maxContains")
+        if len(node.contains) > 1:
+            raise TooComplex("contains of several schemas")
         self._node, self._comma, self._emit = node, comma, emit
         self._part: Contains = node.contains[0]
         self._count_to = max(node.min_len, node.max_len or 0, len(node.prefix))

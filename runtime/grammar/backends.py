@@ -45,6 +45,11 @@ def _last_line(error: object) -> str:
     return line[:300]
 
 
+def _reason(error: object) -> str:
+    """Why llguidance gave up, without its state, which it tells after that."""
+    return _last_line(str(error).partition("\n<")[0])
+
+
 class Xgrammar:
     """One compiler for the vocabulary. Control tokens have no bytes, so no text matches them."""
 
@@ -145,7 +150,7 @@ class Llguidance:
         grammar = self._lib.LLMatcher.grammar_from_lark(text)
         inner = self._lib.LLMatcher(self._tokenizer, grammar, log_level=0, limits=self._limits)
         if inner.is_error():
-            raise BackendError(_last_line(inner.get_error()))
+            raise BackendError(_reason(inner.get_error()))
         return _LlguidanceTemplate(inner, self._pieces, self._mask_bytes, len(text))
 
 
@@ -212,4 +217,4 @@ class _LlguidanceMatcher:
         return self._pieces.stable(bytes(self._inner.compute_ff_bytes()), limit)
 
     def failure(self) -> str | None:
-        return _last_line(self._inner.get_error()) if self._inner.is_error() else None
+        return _reason(self._inner.get_error()) if self._inner.is_error() else None

@@ -184,6 +184,9 @@ class GrammarCursor:
             self._ended = self._matcher.complete
             return self._ended
         if not self._matcher.advance(token):
+            why = self._matcher.failure()
+            if why is not None:
+                self._fail(why)
             return False
         self._known = False
         return True

@@ -9,14 +9,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from math import ceil, gcd, lcm
-from typing import Any
+from typing import Any, NoReturn
 
 from runtime.grammar.arrays import array_body
 from runtime.grammar.empty import is_empty
 from runtime.grammar.jsontext import QUOTE, plain_only, quoted, text_of
+from runtime.grammar.locate import keyword_place
 from runtime.grammar.nodes import (
     Anything,
     Array,
@@ -99,6 +100,7 @@ class Emitter:
     def __init__(self, normaliser: Normaliser, spacing: Spacing) -> None:
         self._resolve = normaliser.resolve
         self._root = normaliser.root
+        self._document = normaliser.document
         self._spacing = spacing
         self._rules: dict[str, Expr] = {}
         self._named: dict[str, str] = {}
@@ -148,8 +150,17 @@ class Emitter:
     def _scalar(self, node: Number | String) -> Expr:
         """Equal nodes share one leaf object: schemas repeat them by the hundred, and leaves are large to compare."""
         if node not in self._scalars:
-            self._scalars[node] = number_expr(node) if isinstance(node, Number) else string_expr(node)
+            self._scalars[node] = self._placed(number_expr(node) if isinstance(node, Number) else string_expr(node))
         return self._scalars[node]
+
+    def _placed(self, expr: Expr) -> Expr:
+        """The expression with the place of its keyword, should a printer refuse it."""
+        if not isinstance(expr, (Leaf, Native)):
+            return expr
+        return replace(expr, where=keyword_place(self._document, expr.where, expr.what))
+
+    def _cannot(self, node: Array | Object, error: TooComplex) -> NoReturn:
+        cannot(keyword_place(self._document, node.where, str(error)), str(error))
 
     def _anything(self) -> Expr:
         literals = choice(Text(word) for word in ("null", "true", "false"))
@@ -171,14 +182,14 @@ class Emitter:
         try:
             body = array_body(node, self._spacing.comma, self)
         except TooComplex as error:
-            cannot(node.where, str(error))
+            self._cannot(node, error)
         return _bracketed("[", body, "]", self._spacing.pad)
 
     def _object(self, node: Object) -> Expr:
         try:
             body = object_body(self._entries(node), self)
         except TooComplex as error:
-            cannot(node.where, str(error))
+            self._cannot(node, error)
         return _bracketed("{", body, "}", self._spacing.pad)
 
     def _entries(self, node: Object) -> Entries:
@@ -200,11 +211,12 @@ class Emitter:
         entries: list[Expr] = []
         for subset, rest in _splits(node.patterns):
             value = self.expr(conj_all((p.node for p in subset), self._resolve))
-            key = _key(names, known, tuple(p.regex for p in subset), tuple(p.regex for p in rest), node.where)
+            match, never = tuple(p.regex for p in subset), tuple(p.regex for p in rest)
+            key = self._placed(_key(names, known, match, never, node.where))
             entries.append(join(key, self._spacing.colon, value))
         closed = node.open and (node.listed or bool(node.patterns))
         if not closed and not isinstance(node.additional, Never):
-            key = _key(names, known, (), tuple(p.regex for p in node.patterns), node.where)
+            key = self._placed(_key(names, known, (), tuple(p.regex for p in node.patterns), node.where))
             entries.append(join(key, self._spacing.colon, self.expr(node.additional)))
         return [e for e in entries if e != NOTHING_FITS]
 
@@ -237,9 +249,7 @@ def _merge_names(names: tuple[String, ...]) -> String:
 
 
 def _key(names: String, known: tuple[str, ...], match: tuple[Regex, ...], never: tuple[Regex, ...], where: str) -> Expr:
-    constraint = String(
-        names.min_len, names.max_len, names.patterns + match, names.excluded + known, where=f"{where}/patternProperties"
-    )
+    constraint = String(names.min_len, names.max_len, names.patterns + match, names.excluded + known, where=where)
     if never:
         return string_expr(constraint, never, "keys that must not match a pattern")
     return string_expr(constraint, what="keys under several constraints")

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import os
 import pickle
-import select
 import subprocess
 import sys
 import threading
-import time
 from pathlib import Path
-from typing import IO
 
 import msgspec
 
 from runtime.errors import InvalidRequest, RequestFailed
 from runtime.grammar.backends import BackendName, TextKind
+from runtime.grammar.pace import Busy, replies
 from runtime.grammar.prepare import Choice, Prepared
 from runtime.grammar.protocol import Vocabulary
 from runtime.grammar.worker import Job, Setup, Verdict, receive, send
@@ -43,6 +41,7 @@ class Gate:
         self._timeout_s = timeout_s
         self._start_timeout_s = start_timeout_s
         self._memory_bytes = memory_bytes
+        self.busy: Busy = lambda: False  # whether streams run, which a job must not slow down
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
         self._ready: set[str] = set()
@@ -153,7 +152,7 @@ class Gate:
         """The worker's verdict; None if it took too long. A worker that takes too long or dies is replaced."""
         assert self._process is not None
         assert self._process.stdout is not None
-        in_time = self._send(job) and _readable(self._process.stdout, timeout_s)
+        in_time = self._send(job) and replies(self._process, self._process.stdout, timeout_s, self.busy)
         data = receive(self._process.stdout) if in_time else None
         if data is not None:
             return msgspec.msgpack.decode(data, type=Verdict)
@@ -174,14 +173,6 @@ class Gate:
                     stream.close()
                 except BrokenPipeError:
                     continue
-
-
-def _readable(stream: IO[bytes], timeout_s: float) -> bool:
-    deadline = time.monotonic() + timeout_s
-    while (left := deadline - time.monotonic()) > 0:
-        if select.select([stream], [], [], left)[0]:
-            return True
-    return False
 
 
 def _judge(verdict: Verdict, backend: BackendName, param: str) -> None:

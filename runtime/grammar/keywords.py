@@ -7,7 +7,7 @@ from decimal import Decimal
 from typing import Any
 
 from runtime.errors import InvalidRequest
-from runtime.grammar import formats
+from runtime.grammar import formats, pointer
 from runtime.grammar.nodes import (
     TYPES,
     Anything,
@@ -63,8 +63,8 @@ def check(condition: bool, where: str, why: str) -> None:
 
 
 def escape(key: str) -> str:
-    """A key as a part of a JSON pointer."""
-    return key.replace("~", "~0").replace("/", "~1")[:80]
+    """A key as a part of a JSON pointer in a message."""
+    return pointer.escape(key)[:80]
 
 
 def schema_list(value: Any, where: str) -> list[Any]:

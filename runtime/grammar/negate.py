@@ -31,11 +31,17 @@ _SILENT = frozenset({"title", "description", "default", "examples", "$comment", 
 
 
 class Negator:
-    """Negates raw schemas of one document. `node_of` normalises, `lookup` finds what a reference names."""
+    """Negates raw schemas of one document. `node_of` normalises, `lookup` follows a reference, `pointer` places it."""
 
-    def __init__(self, node_of: Callable[[Any, str], Node], lookup: Callable[[str, str], Any]) -> None:
+    def __init__(
+        self,
+        node_of: Callable[[Any, str], Node],
+        lookup: Callable[[str, str], Any],
+        pointer: Callable[[str, str], str],
+    ) -> None:
         self._node_of = node_of
         self._lookup = lookup
+        self._pointer = pointer
         self._depth = 0
 
     def negate(self, schema: Any, where: str) -> Node:
@@ -81,7 +87,7 @@ class Negator:
             case "allOf":
                 return union(self.negate(s, f"{at}/{i}") for i, s in enumerate(value))
             case "$ref":
-                return self.negate(self._lookup(value, at), at)
+                return self.negate(self._lookup(value, at), self._pointer(value, at))
             case "additionalProperties" | "unevaluatedProperties":
                 return Never()  # values that fail only here are left out: a smaller complement
         return _cannot(at, f"the negation of {key}")

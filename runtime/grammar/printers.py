@@ -212,11 +212,13 @@ def _ebnf_range_char(code: int) -> str:
 
 
 class _Lark:
-    """Rules are parsed, leaves become terminals."""
+    """Rules are parsed, leaves become terminals. So do fixed texts one of which is to come: the parser would follow
+    each of thousands by itself and give up, and where one begins another it would take the shorter."""
 
     def __init__(self) -> None:
         self._lines: list[str] = []
         self._leaves: dict[Leaf, str] = {}
+        self._words: dict[tuple[Expr, ...], str] = {}
         self._seen: dict[int, str] = {}  # by identity: hashing a leaf walks its whole expression
 
     def document(self, grammar: Grammar) -> str:
@@ -240,10 +242,20 @@ class _Lark:
             case Join(items):
                 return " ".join(self._expr(i) for i in items) or '""'
             case Choice(items):
-                return "(" + " | ".join(self._expr(i) for i in items) + ")"
+                words = [item.text for item in items if isinstance(item, Text)]
+                return self._one_of(items, words) if len(words) == len(items) and all(words) else self._either(items)
             case Many(item, low, high):
                 return f"({self._expr(item)})" + _ebnf_count(low, high)
         raise TypeError(expr)
+
+    def _either(self, items: tuple[Expr, ...]) -> str:
+        return "(" + " | ".join(self._expr(i) for i in items) + ")"
+
+    def _one_of(self, items: tuple[Expr, ...], words: list[str]) -> str:
+        if items not in self._words:
+            name = self._words[items] = f"W{len(self._words)}"
+            self._lines.append(f"{name}: /{'|'.join(''.join(_rust_char(ord(c)) for c in word) for word in words)}/")
+        return self._words[items]
 
     def _leaf(self, leaf: Leaf) -> str:
         if id(leaf) in self._seen:

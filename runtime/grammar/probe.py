@@ -43,8 +43,10 @@ def walk(template: Template, n_words: int, stop_ids: Iterable[int], seed: int = 
         if not limited:
             break
         allowed = [t for t in np.flatnonzero(np.unpackbits(row.view(np.uint8), bitorder="little")) if t not in stops]
-        if not allowed or not matcher.advance(int(chooser.choice(allowed))) or max(times) > _ENOUGH_S:
+        if not allowed or max(times) > _ENOUGH_S:
             break
+        if not matcher.advance(int(chooser.choice(allowed))):
+            return _walk(times, dead=True, failure=matcher.failure() or "it refuses a token that it allows")
     return _walk(times, dead=False, failure=None)
 
 

@@ -15,6 +15,7 @@ from urllib.parse import unquote
 from runtime.errors import InvalidRequest
 from runtime.grammar import keywords as kw
 from runtime.grammar.disjoint import disjoint
+from runtime.grammar.locate import keyword_place
 from runtime.grammar.negate import Negator
 from runtime.grammar.nodes import (
     EVERY_TYPE,
@@ -31,9 +32,11 @@ from runtime.grammar.nodes import (
     conj_all,
     union,
 )
+from runtime.grammar.pointer import escape, lookup
 from runtime.grammar.unevaluated import close_items, close_keys, unseen
 
 PARAM = "response_format"
+_NOTHING = object()
 _REFUSED = {
     "$dynamicRef": "dynamic references",
     "$recursiveRef": "dynamic references",
@@ -53,11 +56,10 @@ class Normaliser:
     """One schema document. `root` is its normal form, `resolve(name)` that of a definition."""
 
     def __init__(self, document: Any) -> None:
-        self._document = document
-        self._anchors: dict[str, str] | None = None
+        self.document = document
         self._done: dict[str, Node] = {}
         self._open: set[str] = set()
-        self._negator = Negator(self.node, self.lookup)
+        self._negator = Negator(self.node, self.lookup, self.pointer)
 
     def root(self) -> Node:
         return self.resolve("#")
@@ -70,7 +72,7 @@ class Normaliser:
             refuse(name.lstrip("#"), "the reference leads back to itself without a value in between.")
         self._open.add(name)
         try:
-            node = self.node(self.lookup(name, name), name.lstrip("#"))
+            node = self.node(self.lookup(name, name), self.pointer(name, name))
             if isinstance(node, Ref):
                 node = self.resolve(node.name)
         finally:
@@ -80,32 +82,29 @@ class Normaliser:
 
     def lookup(self, name: str, where: str) -> Any:
         """The raw schema of a reference into this document."""
+        pointer = self.pointer(name, where)
+        place = lookup(self.document, pointer, _NOTHING)
+        if place is _NOTHING:
+            refuse(where, f"the reference '{name}' points at nothing.")
+        return place
+
+    def pointer(self, name: str, where: str) -> str:
+        """The JSON pointer of what a reference into this document names."""
         if not name.startswith("#"):
             cannot(where, f"the reference '{name}' to another document")
         fragment = unquote(name[1:])
-        if fragment and not fragment.startswith("/"):
-            return self._anchor(fragment, where)
-        place = self._document
-        for part in fragment.split("/")[1:]:
-            key = part.replace("~1", "/").replace("~0", "~")
-            if isinstance(place, dict) and key in place:
-                place = place[key]
-            elif isinstance(place, list) and key.isdecimal() and int(key) < len(place):
-                place = place[int(key)]
-            else:
-                refuse(where, f"the reference '{name}' points at nothing.")
-        return place
+        return self._anchor(fragment, where) if fragment and not fragment.startswith("/") else fragment
 
-    def _anchor(self, fragment: str, where: str) -> Any:
-        stack = [self._document]
+    def _anchor(self, fragment: str, where: str) -> str:
+        stack = [("", self.document)]
         while stack:
-            place = stack.pop()
+            at, place = stack.pop()
             if isinstance(place, dict):
                 if place.get("$anchor") == fragment:
-                    return place
-                stack += place.values()
+                    return at
+                stack += ((f"{at}/{escape(key)}", part) for key, part in place.items())
             elif isinstance(place, list):
-                stack += place
+                stack += ((f"{at}/{i}", part) for i, part in enumerate(place))
         return refuse(where, f"the anchor '#{fragment}' is not defined.")
 
     def node(self, schema: Any, where: str) -> Node:
@@ -122,7 +121,7 @@ class Normaliser:
         try:
             return self._merge(schema, where)
         except TooComplex as error:
-            refuse(where, f"{error}.")
+            refuse(keyword_place(self.document, where, str(error)), f"{error}.")
 
     def _merge(self, schema: Mapping[str, Any], where: str) -> Node:
         parts: list[Node] = []

@@ -21,6 +21,7 @@ from runtime.grammar.cursor import Counters, GrammarCursor, MaskBudget, Matcher
 from runtime.grammar.gate import Gate, GrammarTimeout
 from runtime.grammar.limits import Limits
 from runtime.grammar.marker import MarkedCompiled, Marker
+from runtime.grammar.pace import Busy
 from runtime.grammar.pieces import Pieces, packed_row
 from runtime.grammar.placed import PlacedMatcher
 from runtime.grammar.places import Atlas, atlas_of
@@ -125,7 +126,8 @@ class CompileService:
         self._timeouts = 0
         self._lanes = [
             ThreadPoolExecutor(1, "ramet-grammar-fast"),
-            ThreadPoolExecutor(1, "ramet-grammar-gated", initializer=_give_way),
+            ThreadPoolExecutor(1, "ramet-grammar-gated"),
+            ThreadPoolExecutor(1, "ramet-grammar-large", initializer=_give_way),
         ]
 
     def warm(self) -> Future[Backend]:
@@ -136,6 +138,10 @@ class CompileService:
                 self._import = self._lanes[1].submit(self._backend, name)
                 self._lanes[1].submit(self._gate.warm, name)
             return self._import
+
+    def spare(self, busy: Busy) -> None:
+        """While `busy()`, what compiles in a process of its own gets little of a core."""
+        self._gate.busy = busy
 
     def validate(self, spec: GrammarSpec) -> None:
         key = _key(spec)
@@ -227,7 +233,8 @@ class CompileService:
             return self._refuse(key, error)
         except Exception as error:
             return self._land(key, None, _internal(error))
-        return self._compile(spec, key, prepared)
+        self._lanes[2].submit(self._compile, spec, key, prepared)
+        return None
 
     def _compile(self, spec: GrammarSpec, key: bytes, prepared: Prepared) -> None:
         start = self._clock()

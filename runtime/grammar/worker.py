@@ -8,8 +8,10 @@ standard input ends. Imports a backend when a job first needs it.
 
 from __future__ import annotations
 
+import ctypes
 import os
 import pickle
+import signal
 import struct
 import sys
 import time
@@ -82,7 +84,7 @@ def receive(stream: IO[bytes]) -> bytes | None:
     return data if len(data) == length else None
 
 
-_NICENESS = 15
+_PR_SET_PDEATHSIG = 1
 _MAX_GRAMMAR = 32 << 10  # bytes
 MASK_LIMIT_S = 0.05
 WORST_MASK_S = 0.5
@@ -163,13 +165,19 @@ def _bound_memory(extra: int) -> None:
     resource.setrlimit(resource.RLIMIT_AS, (mapped + extra, hard))
 
 
+def _end_with_parent() -> None:
+    """Die when whoever started us dies, even while we are stopped and cannot see our input end (Linux)."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
 def main() -> int:
     replies = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # whatever a library prints must not land between the frames
     setup = receive(sys.stdin.buffer)
     if setup is None:
         return 0
-    os.nice(_NICENESS)  # a hostile grammar must not take the model's cores
+    _end_with_parent()
     judge = _Judge(msgspec.msgpack.decode(setup, type=Setup))
     while (data := receive(sys.stdin.buffer)) is not None:
         send(replies, judge.judge(msgspec.msgpack.decode(data, type=Job)))

@@ -9,7 +9,7 @@ from runtime.messages import GrammarSpec
 from runtime.request import GrammarState, Request
 from runtime.scheduler.batch import Planned
 from runtime.scheduler.release import fail
-from runtime.scheduler.state import State
+from runtime.scheduler.state import CPU_BACKENDS, State
 
 MAX_JUMP = 64
 MIN_JUMP_IDLE, MIN_JUMP, MIN_JUMP_GPU = 1, 2, 4  # with no sample in flight; with one; out of a captured graph
@@ -134,13 +134,13 @@ class JumpRule:
     successor of a grammar's last token is computed for nothing.
 
     Waiting for a step leaves a CPU idle for some percent of it, and a GPU for far more, where it is never done. It pays
-    while every row has a grammar and jumps come often enough, or where enough rows are near their end: a row alone, whose
-    whole next step would be for nothing, or several.
+    while every row has a grammar and jumps come often enough, or where enough rows are near their end: a row alone,
+    whose whole next step would be for nothing, or several.
     """
 
     def __init__(self, state: State) -> None:
         self._state = state
-        self._on_cpu = state.spec.backend in ("native", "reference")
+        self._on_cpu = state.spec.backend in CPU_BACKENDS
         self._eager = state.config.jump_forward and self._on_cpu
         self.rate = 2 * WORTH_A_WAIT
 

@@ -21,7 +21,7 @@ from runtime.scheduler.pipeline import Pipeline
 from runtime.scheduler.planner import Planner
 from runtime.scheduler.release import end, finish_of
 from runtime.scheduler.retract import choose_stuck, retract
-from runtime.scheduler.state import State
+from runtime.scheduler.state import CPU_BACKENDS, State
 from runtime.scheduler.trace import StepTrace
 from runtime.scheduler.watchdog import Watchdog
 from runtime.step import Runner
@@ -95,6 +95,11 @@ class Scheduler:
     def busy(self) -> bool:
         """Live or waiting requests, or a step in flight."""
         return bool(self._inbox or self.state.live or len(self._pipeline))
+
+    @property
+    def computing_here(self) -> bool:
+        """Whether answers are being written by this machine's own cores."""
+        return len(self.state.decode) > 0 and self.state.spec.backend in CPU_BACKENDS
 
     def stats(self) -> dict[str, Any]:
         """Counters, gauges and times; see docs/scheduling.md."""

@@ -30,6 +30,8 @@ from runtime.validate import Limits
 
 log = logging.getLogger("ramet.scheduler")
 
+CPU_BACKENDS = ("native", "reference")  # whose kernels and the scheduler share the cores
+
 
 @dataclass(slots=True)
 class Growth:

@@ -280,9 +280,11 @@ REFUSED = [
     Refused("pattern: back-reference", obj(a={"type": "string", "pattern": "(a)\\1"}), "/properties/a/pattern"),
     Refused("pattern: word boundary", {"type": "string", "pattern": "\\bx"}, "/pattern"),
     Refused("format: any other", {"type": "string", "format": "iban"}, "/format"),
-    Refused("uniqueItems, no enum", {"type": "array", "items": INT, "uniqueItems": True}, "/"),
-    Refused("maxContains", {"type": "array", "items": INT, "contains": {"const": 5}, "maxContains": 2}, "/"),
-    Refused("minProperties above 1, free keys", obj(a={"type": "object", "minProperties": 2}), "/properties/a"),
+    Refused("uniqueItems, no enum", {"type": "array", "items": INT, "uniqueItems": True}, "/uniqueItems"),
+    Refused("maxContains", {"type": "array", "items": INT, "contains": {"const": 5}, "maxContains": 2}, "/maxContains"),
+    Refused(
+        "minProperties above 1, free keys", obj(a={"type": "object", "minProperties": 2}), "/properties/a/minProperties"
+    ),
     Refused("not: pattern", {"type": "string", "not": {"pattern": "a"}}, "/not/pattern"),
     Refused("$ref to another document", obj(a={"$ref": "https://x.org/s"}), "/properties/a/$ref"),
     Refused("$dynamicRef", {"$dynamicRef": "#a"}, "/$dynamicRef"),
@@ -291,5 +293,9 @@ REFUSED = [
         "unevaluatedProperties: schema", {"type": "object", "unevaluatedProperties": INT}, "/unevaluatedProperties"
     ),
     Refused("contentSchema", {"type": "string", "contentSchema": {}}, "/contentSchema"),
-    Refused("more than 3 patternProperties", {"type": "object", "patternProperties": dict.fromkeys("abcd", INT)}, "/"),
+    Refused(
+        "more than 3 patternProperties",
+        {"type": "object", "patternProperties": dict.fromkeys("abcd", INT)},
+        "/patternProperties",
+    ),
 ]

@@ -207,3 +207,25 @@ def test_bytes_that_are_no_utf8_are_never_text(kit: Toolkit, backend: BackendNam
     assert not cursor.accept(byte[b"\xb5"])
     assert cursor.accept(byte[b"\x9f"])
     assert cursor.accept(byte[b"\xbf"])
+
+
+@BACKENDS
+@pytest.mark.parametrize("n", [300, 2500])
+def test_thousands_of_constants(kit: Toolkit, backend: BackendName, n: int) -> None:
+    """An engine that follows every constant by itself gives up at some thousand, at the first token."""
+    words = [f"{i:08x}" for i in range(n)]
+    compiled = kit.compile(schema_spec({"enum": words}), backend)
+    assert kit.takes(compiled, f'"{words[-1]}"')
+    assert not kit.takes(compiled, f'"{n:08x}"')
+    cursor = compiled.cursor()
+    assert all(cursor.accept(token) for token in cursor.forced_tokens(4))
+
+
+@BACKENDS
+def test_a_constant_that_begins_another(kit: Toolkit, backend: BackendName) -> None:
+    words = ["a", "ab", "abc d", "b"]
+    compiled = kit.compile(GrammarSpec(kind="choices", spec=json.dumps(words)), backend)
+    assert all(kit.takes(compiled, word) for word in words)
+    assert not kit.takes(compiled, "abc")
+    numbers = kit.compile(schema_spec({"type": "array", "items": {"enum": [1, 12, 123]}}), backend)
+    assert kit.takes(numbers, "[12, 1, 123]")

@@ -1,0 +1,24 @@
+"""JSON pointers (RFC 6901)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def escape(key: str) -> str:
+    """A key as a part of a JSON pointer."""
+    return key.replace("~", "~0").replace("/", "~1")
+
+
+def lookup(document: Any, pointer: str, otherwise: Any = None) -> Any:
+    """What a JSON pointer points at."""
+    place = document
+    for part in pointer.split("/")[1:]:
+        key = part.replace("~1", "/").replace("~0", "~")
+        if isinstance(place, dict) and key in place:
+            place = place[key]
+        elif isinstance(place, list) and key.isdecimal() and int(key) < len(place):
+            place = place[int(key)]
+        else:
+            return otherwise
+    return place
