@@ -14,7 +14,6 @@ from torch import Tensor
 
 from kernels.kv8 import narrow, stored_dim
 
-
 HUGE_PAGE = 2 << 20  # bytes
 
 
@@ -92,8 +91,8 @@ def as_bytes(x: Tensor) -> Tensor:
 
 
 def _zeros(n: int, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device | str) -> list[Tensor]:
-    """n tensors of zeros; on the CPU in memory that is taken when it is first written, in huge pages where the system has
-    them: rows' pages lie far apart, and with pages of 4 KB the CPU would look up addresses for longer than it reads."""
+    """n tensors of zeros; on the CPU in memory that is taken when it is first written, in huge pages where there are any:
+    rows' pages lie far apart, and with pages of 4 KB the CPU would look up addresses for longer than it reads."""
     if torch.device(device).type != "cpu":
         return [torch.zeros(shape, dtype=dtype, device=device) for _ in range(n)]
     n_bytes = n * math.prod(shape) * dtype.itemsize
