@@ -91,8 +91,8 @@ def as_bytes(x: Tensor) -> Tensor:
 
 
 def _zeros(n: int, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device | str) -> list[Tensor]:
-    """n tensors of zeros; on the CPU in memory that is taken when it is first written, in huge pages where there are any:
-    rows' pages lie far apart, and with pages of 4 KB the CPU would look up addresses for longer than it reads."""
+    """n tensors of zeros; on the CPU in memory that is taken when it is first written, in huge pages where there are
+    any: rows' pages lie far apart, and with 4 KB each the CPU would look up addresses for longer than it reads."""
     if torch.device(device).type != "cpu":
         return [torch.zeros(shape, dtype=dtype, device=device) for _ in range(n)]
     n_bytes = n * math.prod(shape) * dtype.itemsize
