@@ -13,7 +13,7 @@ import msgspec
 
 from runtime.errors import InvalidRequest, RequestFailed
 from runtime.grammar.backends import BackendName, TextKind
-from runtime.grammar.pace import Busy, replies
+from runtime.grammar.pace import PATIENCE, Busy, replies
 from runtime.grammar.prepare import Choice, Prepared
 from runtime.grammar.protocol import Vocabulary
 from runtime.grammar.worker import Job, Setup, Verdict, receive, send
@@ -94,7 +94,10 @@ class Gate:
         )
 
     def _late(self, param: str) -> GrammarTimeout:
-        message = f"{param}: the grammar takes longer than {self._timeout_s:g} s to compile."
+        wall_s = PATIENCE * self._timeout_s
+        message = (
+            f"{param}: the grammar takes longer than {self._timeout_s:g} s to compile (beside answers, {wall_s:g} s)."
+        )
         return GrammarTimeout(message, param=param, code="grammar_timeout")
 
     def close(self) -> None:

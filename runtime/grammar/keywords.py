@@ -153,7 +153,7 @@ def decimal(value: Any, where: str) -> Decimal:
     return exact
 
 
-def _count(schema: Mapping[str, Any], keyword: str, where: str, default: int | None) -> Any:
+def count(schema: Mapping[str, Any], keyword: str, where: str, default: int | None) -> Any:
     if keyword not in schema:
         return default
     value = schema[keyword]
@@ -173,8 +173,8 @@ def _regex(pattern: Any, where: str) -> Regex:
 
 
 def string(schema: Mapping[str, Any], where: str) -> Node:
-    low = _count(schema, "minLength", where, 0)
-    high = _count(schema, "maxLength", where, None)
+    low = count(schema, "minLength", where, 0)
+    high = count(schema, "maxLength", where, None)
     patterns: list[Regex] = []
     if "pattern" in schema:
         patterns.append(_regex(schema["pattern"], f"{where}/pattern"))
@@ -202,12 +202,12 @@ def array(schema: Mapping[str, Any], where: str, node_of: NodeOf) -> Node:
     prefix, items = _tuple_and_rest(schema, where, node_of)
     unique = schema.get("uniqueItems", False)
     check(isinstance(unique, bool), f"{where}/uniqueItems", "must be a boolean")
-    low, high = _count(schema, "minItems", where, 0), _count(schema, "maxItems", where, None)
+    low, high = count(schema, "minItems", where, 0), count(schema, "maxItems", where, None)
     if high is not None and low > high:
         return Never()
     contains: tuple[Contains, ...] = ()
     if "contains" in schema:
-        least, most = _count(schema, "minContains", where, 1), _count(schema, "maxContains", where, None)
+        least, most = count(schema, "minContains", where, 1), count(schema, "maxContains", where, None)
         if least > 0 or most is not None:
             contains = (Contains(node_of(schema["contains"], f"{where}/contains"), least, most),)
     tuple_only = isinstance(schema.get("items"), list) and "additionalItems" not in schema
@@ -240,7 +240,7 @@ def object_(schema: Mapping[str, Any], where: str, node_of: NodeOf) -> Node:
     nodes = {k: node_of(s, f"{where}/properties/{escape(k)}") for k, s in props.items()}
     additional = schema.get("additionalProperties", None)
     names = (_key_names(schema["propertyNames"], where, node_of),) if "propertyNames" in schema else ()
-    low, high = _count(schema, "minProperties", where, 0), _count(schema, "maxProperties", where, None)
+    low, high = count(schema, "minProperties", where, 0), count(schema, "maxProperties", where, None)
     if high is not None and low > high:
         return Never()
     return Object(

@@ -69,13 +69,13 @@ class Negator:
             case "properties":
                 return union(self._property(k, s, f"{at}/{kw.escape(k)}") for k, s in value.items())
             case "minLength":
-                return String(max_len=int(value) - 1) if value > 0 else Never()
+                return String(max_len=n - 1) if (n := kw.count(schema, key, where, 0)) else Never()
             case "maxLength":
-                return String(min_len=int(value) + 1)
+                return String(min_len=kw.count(schema, key, where, 0) + 1)
             case "minItems":
-                return Array(max_len=int(value) - 1) if value > 0 else Never()
+                return Array(max_len=n - 1) if (n := kw.count(schema, key, where, 0)) else Never()
             case "maxItems":
-                return Array(min_len=int(value) + 1)
+                return Array(min_len=kw.count(schema, key, where, 0) + 1)
             case "minimum" | "exclusiveMinimum" if not isinstance(value, bool):
                 return Number(high=Bound(kw.decimal(value, at), key == "minimum"), where=where)
             case "maximum" | "exclusiveMaximum" if not isinstance(value, bool):

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
+
+_INDEX = re.compile(r"0|[1-9][0-9]{0,8}")
 
 
 def escape(key: str) -> str:
@@ -17,7 +20,7 @@ def lookup(document: Any, pointer: str, otherwise: Any = None) -> Any:
         key = part.replace("~1", "/").replace("~0", "~")
         if isinstance(place, dict) and key in place:
             place = place[key]
-        elif isinstance(place, list) and key.isdecimal() and int(key) < len(place):
+        elif isinstance(place, list) and _INDEX.fullmatch(key) and int(key) < len(place):
             place = place[int(key)]
         else:
             return otherwise

@@ -56,6 +56,9 @@ def prepare(spec: GrammarSpec, choice_of: Choice, limits: Limits) -> Prepared:
             return _prepare(spec, choice_of, limits)
     except TooMuchWork:
         reject(f"{param_of(spec)}: matching its constants against its patterns takes too long.", param_of(spec))
+    except InvalidRequest as error:
+        message = str(error).encode(errors="backslashreplace").decode()  # it may quote what no UTF-8 can hold
+        raise InvalidRequest(message, param=error.param, code=error.code) from None
     except RametError:
         raise
     except Exception as error:

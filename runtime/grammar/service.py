@@ -229,6 +229,7 @@ class CompileService:
                 prepared = self._gate.prepare(spec, choice, param_of(spec))
             else:
                 self._gate.check(prepared.backend, prepared.kind, prepared.text, param_of(spec))
+            self._backend(prepared.backend)  # imported here: on the next lane, beside answers, that would take a minute
         except RametError as error:
             return self._refuse(key, error)
         except Exception as error:

@@ -77,3 +77,25 @@ def test_every_pointer_exists(schema: Any) -> None:
             message = str(error)
             if "JSON schema at '" in message and not message.startswith("JSON schema at '/'"):
                 assert lookup(schema, pointer(message)) is not None, message
+
+
+@pytest.mark.parametrize(
+    ("schema", "place", "why"),
+    [
+        ({"if": {"type": "string", "maxItems": {}}, "then": {}}, "/if/maxItems", "must be an integer"),
+        ({"$ref": "#/a/" + "9" * 5000, "a": [STRING]}, "/$ref", "points at nothing"),
+        ({"$ref": "#/a/\u0663", "a": [STRING] * 9}, "/$ref", "points at nothing"),
+        ({"$ref": "#/a/00", "a": [STRING]}, "/$ref", "points at nothing"),
+    ],
+)
+def test_what_is_malformed_is_told_so(schema: Any, place: str, why: str) -> None:
+    message = refusal(schema, "auto")
+    assert pointer(message) == place, message
+    assert why in message
+
+
+def test_a_refusal_can_be_written() -> None:
+    """A schema's key may hold half of a surrogate pair."""
+    message = refusal({"$ref": "#/$defs/\ud800", "$defs": {"\ud800": FREE_ITEMS}}, "auto")
+    assert "\\ud800" in message
+    message.encode()
