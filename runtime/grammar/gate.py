@@ -141,6 +141,8 @@ class Gate:
                 memory_bytes=self._memory_bytes,
             )
         )
+        assert self._process.stdout is not None
+        receive(self._process.stdout)  # Started: before that it must not be stopped
 
     def _send(self, message: msgspec.Struct) -> bool:
         assert self._process is not None

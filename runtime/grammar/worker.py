@@ -32,6 +32,10 @@ from runtime.messages import GrammarSpec
 _LENGTH = struct.Struct("<I")
 
 
+class Started(msgspec.Struct, frozen=True):
+    """The worker's first word: from here on it ends with who started it, so it may be stopped."""
+
+
 class Setup(msgspec.Struct, frozen=True, kw_only=True):
     token_bytes: list[bytes]
     vocab_size: int
@@ -166,18 +170,19 @@ def _bound_memory(extra: int) -> None:
 
 
 def _end_with_parent() -> None:
-    """Die when whoever started us dies, even while we are stopped and cannot see our input end (Linux)."""
+    """Die when the thread that started us dies, even while we are stopped and cannot see our input end (Linux)."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def main() -> int:
+    _end_with_parent()
     replies = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # whatever a library prints must not land between the frames
+    send(replies, Started())
     setup = receive(sys.stdin.buffer)
     if setup is None:
         return 0
-    _end_with_parent()
     judge = _Judge(msgspec.msgpack.decode(setup, type=Setup))
     while (data := receive(sys.stdin.buffer)) is not None:
         send(replies, judge.judge(msgspec.msgpack.decode(data, type=Job)))

@@ -78,7 +78,6 @@ def test_a_stopped_worker_dies_with_its_parent() -> None:
     with subprocess.Popen([sys.executable, "-c", STARTS_A_WORKER], stdout=subprocess.PIPE, env=env) as parent:
         assert parent.stdout is not None
         worker = int(parent.stdout.readline())
-        time.sleep(2)  # it has begun to read
         os.kill(worker, signal.SIGSTOP)
         parent.kill()
     until = time.monotonic() + 10
