@@ -6,6 +6,9 @@
 #include <cstdint>
 #include <vector>
 
+// What a product's inner loop is made of: a call there would keep its sums in memory, and compilers differ in what they inline.
+#define RAMET_ALWAYS_INLINE [[gnu::always_inline]] inline
+
 namespace ramet {
 
 // Storage types of weights and of cached KV. I8, E4M3 and E5M2 are for KV only: I8 is a head's int8 followed by its
@@ -160,6 +163,27 @@ struct Step {
   const int64_t* copy_dst;
 };
 
+// Changes to one row's logits, in this order: repetition, addition, mask. A forced token (not -1) is taken as it is.
+struct Adjustment {
+  const int64_t* rep_ids;
+  int64_t n_rep;
+  float penalty;
+  const int64_t* add_ids;
+  const float* add_values;
+  int64_t n_add;
+  const int32_t* mask;  // 32 tokens a word, or null; tokens beyond the words are not allowed
+  int64_t n_words;
+  int64_t forced;
+};
+
+// Where the logits of a step's chosen tokens stand; written by the step itself.
+struct ChosenRows {
+  std::vector<int64_t> order;              // [n_chosen] which chosen token a row of logits is of
+  std::vector<int64_t> place;              // [n_chosen] and the row of a chosen token
+  std::vector<const Adjustment*> narrow;   // [n_chosen] of whose logits few are computed: what says which; else null
+  int64_t n_whole;                         // rows computed whole, which are the first
+};
+
 // What stands before and after the layers: token ids become rows of `embedding`, chosen tokens' hidden states logits.
 struct Ends {
   LinearWeight embedding;
@@ -168,7 +192,13 @@ struct Ends {
   LinearWeight head;
   int64_t n_chosen;
   const int64_t* chosen;  // [n_chosen] tokens of the step
-  float* logits;          // [n_chosen, vocab]
+  const bool* wanted;     // [n_chosen] and whether its token's log-probability is reported
+  int64_t n_top;          // best tokens reported of each
+  int64_t n_early;        // chosen tokens whose changes are known when the step begins
+  const Adjustment* const* early;                         // [n_early] null where nothing is changed
+  const std::atomic<const Adjustment* const*>* late;      // the others' changes once they are known; null where none is late
+  float* logits;          // [n_chosen, vocab] rows in the order of `rows`
+  ChosenRows* rows;
 };
 
 // Memory one call may use; sized by the caller, shared by the team.
@@ -185,26 +215,16 @@ struct Scratch {
 struct DrawRows {
   int64_t n;
   int64_t vocab;
-  const float* logits;
+  const float* logits;   // [rows, vocab]
+  const int64_t* place;  // [n] rows of `logits`; null: each has its own
   const float* temperature;
   const int64_t* top_k;  // 0 or less, or the vocabulary's size and more: off
   const float* top_p;
   const float* min_p;
   const int64_t* seed;
   const int64_t* counter;
-};
 
-// Changes to one row's logits, in this order: repetition, addition, mask. A forced token (not -1) is taken as it is.
-struct Adjustment {
-  const int64_t* rep_ids;
-  int64_t n_rep;
-  float penalty;
-  const int64_t* add_ids;
-  const float* add_values;
-  int64_t n_add;
-  const int32_t* mask;  // 32 tokens a word, or null; tokens beyond the words are not allowed
-  int64_t n_words;
-  int64_t forced;
+  const float* row(int64_t i) const { return logits + (place ? place[i] : i) * vocab; }
 };
 
 // What is said of a row beside its token; log-probabilities are of the unchanged logits.

@@ -235,9 +235,9 @@ class Backend {
     TORCH_CHECK(logits.dim() == 2 && logits.size(1) > 0, "expected logits [rows, vocab]");
     for (const Tensor* x : {&temperature, &top_k, &top_p, &min_p, &seed, &counter})
       TORCH_CHECK(x->numel() == logits.size(0), "expected one value a row");
-    return {logits.size(0), logits.size(1), floats(logits, "logits"), floats(temperature, "temperature"),
-            longs(top_k, "top_k"), floats(top_p, "top_p"), floats(min_p, "min_p"), longs(seed, "seed"),
-            longs(counter, "counter")};
+    return {logits.size(0), logits.size(1), floats(logits, "logits"), nullptr,
+            floats(temperature, "temperature"), longs(top_k, "top_k"), floats(top_p, "top_p"), floats(min_p, "min_p"),
+            longs(seed, "seed"), longs(counter, "counter")};
   }
 
   static void check_range(const int32_t* values, int64_t n, int64_t limit, const char* name) {

@@ -86,6 +86,7 @@ class LateChanges {
                   " is not late");
       changes_.add(place_[sample], change);
     }
+    so_far_.store(changes_.of_row(), std::memory_order_release);
     settle(State::Posted);
   }
 
@@ -108,6 +109,8 @@ class LateChanges {
   int64_t n_samples() const { return place_.size(); }
   int64_t n_late() const { return n_late_; }
   const Adjustment* const* of_late() const { return changes_.of_row(); }
+  // The same once they are posted, null before.
+  const std::atomic<const Adjustment* const*>* so_far() const { return &so_far_; }
   int64_t waited_ns() const { return waited_ns_; }
   double waited_s() const { return waited_ns_ * 1e-9; }
 
@@ -126,6 +129,7 @@ class LateChanges {
   std::mutex mutex_;
   std::condition_variable settled_;
   std::atomic<State> state_{State::Awaited};
+  std::atomic<const Adjustment* const*> so_far_{nullptr};
   int64_t waited_ns_ = 0;
 };
 

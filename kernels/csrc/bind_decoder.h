@@ -98,7 +98,7 @@ class Decoder {
       TORCH_CHECK(late ? late->n_samples() == arrays.n_samples() && late->n_late() == rows.late().end - rows.n_early
                        : rows.late().begin == rows.late().end,
                   "these late changes are not this step's");
-      TORCH_CHECK(compute(arrays, rows, page_size, changed, late.get(), drawn),
+      TORCH_CHECK(compute(arrays, rows, page_size, changed, n_top, late.get(), drawn),
                   "nobody told how the step's late samples are changed");
       drawn.place(rows, table);
     }
@@ -107,8 +107,8 @@ class Decoder {
 
  private:
   // False: the late changes were abandoned.
-  bool compute(const StepArrays& arrays, const StepRows& rows, int page_size, const Changes& changed, LateChanges* late,
-               Drawn& drawn) {
+  bool compute(const StepArrays& arrays, const StepRows& rows, int page_size, const Changes& changed, int64_t n_top,
+               LateChanges* late, Drawn& drawn) {
     const int64_t tokens = arrays.token_ids.size(), samples = arrays.n_samples(), vocab = head_->n;
     Step step = step_of(tokens, arrays.positions.data(), arrays.positions.size());
     TORCH_CHECK(arrays.copy_src.size() == arrays.copy_dst.size(), "copies do not match");
@@ -128,11 +128,15 @@ class Decoder {
     scratch.kept = arena_.take<float>(7, samples * (step.hidden + all.back().out.k));
     float* hidden = arena_.take<float>(5, tokens * step.hidden);
     float* logits = arena_.take<float>(6, samples * vocab);
-    const Ends ends{embedding_->view(), rows.ids.data(), final_norm_.data_ptr<float>(), head_->view(), samples,
-                    rows.chosen.data(), logits};
     std::vector<const Adjustment*> adjust;
     for (int64_t j = 0; j < rows.n_early; ++j) adjust.push_back(changed.of_row()[rows.order[j]]);
-    const DrawRows draw = rows.draw(rows.early(), logits, vocab), draw_late = rows.draw(rows.late(), logits, vocab);
+    ChosenRows stand;
+    stand.place.resize(samples);
+    const Ends ends{embedding_->view(), rows.ids.data(), final_norm_.data_ptr<float>(), head_->view(), samples,
+                    rows.chosen.data(), rows.wanted.get(), n_top, rows.n_early, adjust.data(),
+                    late ? late->so_far() : nullptr, logits, &stand};
+    const DrawRows draw = rows.draw(rows.early(), logits, stand.place.data(), vocab);
+    const DrawRows draw_late = rows.draw(rows.late(), logits, stand.place.data(), vocab);
     const Report report = drawn.report(rows.early(), adjust.data(), rows);
     const Report report_late = drawn.report(rows.late(), late ? late->of_late() : nullptr, rows);
     std::atomic<bool> told{true};

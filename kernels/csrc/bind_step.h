@@ -121,11 +121,11 @@ struct StepRows {
     }
   }
 
-  // Some of the samples, in the order in which they are computed.
-  DrawRows draw(Range some, const float* logits, int64_t vocab) const {
+  // Some of the samples, in the order in which they are computed; `place`: where each has its logits.
+  DrawRows draw(Range some, const float* logits, const int64_t* place, int64_t vocab) const {
     const int64_t at = some.begin;
-    return {some.end - at,     vocab,             logits + at * vocab, temperature.data() + at, top_k.data() + at,
-            top_p.data() + at, min_p.data() + at, seed.data() + at,    counter.data() + at};
+    return {some.end - at,     vocab,           logits,           place + at,       temperature.data() + at,
+            top_k.data() + at, top_p.data() + at, min_p.data() + at, seed.data() + at, counter.data() + at};
   }
   Range early() const { return {0, n_early}; }
   Range late() const { return {n_early, static_cast<int64_t>(order.size())}; }

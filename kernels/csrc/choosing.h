@@ -127,7 +127,7 @@ inline double log_total(const float* x, int64_t n) {
 }
 
 inline void report_row(const DrawRows& rows, const Report& report, int64_t row, std::vector<Weighted>& found) {
-  const float* raw = rows.logits + row * rows.vocab;
+  const float* raw = rows.row(row);
   report.logprobs[row] = NAN;
   if (!report.wanted[row] && report.n_top == 0) return;
   const double total = log_total(raw, rows.vocab);
@@ -149,8 +149,14 @@ inline void choose(Team& team, const DrawRows& rows, const Report& report) {
   thread_local std::vector<float> adjusted, weights;
   std::vector<Weighted> order;
   for (int64_t row = team.id; row < rows.n; row += team.size) {
-    const float* logits = rows.logits + row * rows.vocab;
     const Adjustment* change = report.adjust[row];
+    if (change && change->forced >= 0) {
+      report.tokens[row] = change->forced;
+      report.failed[row] = false;
+      report_row(rows, report, row, order);
+      continue;
+    }
+    const float* logits = rows.row(row);
     if (change) {
       adjusted.resize(rows.vocab);
       adjust_row(logits, rows.vocab, *change, adjusted.data());
@@ -158,14 +164,10 @@ inline void choose(Team& team, const DrawRows& rows, const Report& report) {
     }
     const Best best = best_of(logits, rows.vocab);
     int64_t token = best.token;
-    bool failed = !std::isfinite(best.value);
+    const bool failed = !std::isfinite(best.value);
     if (!failed && rows.temperature[row] > 0.0f) {
       weights.resize(rows.vocab);
       token = draw_row(rows, row, logits, best.value, weights.data(), order);
-    }
-    if (change && change->forced >= 0) {
-      token = change->forced;
-      failed = false;
     }
     report.tokens[row] = token;
     report.failed[row] = failed;

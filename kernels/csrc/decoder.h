@@ -1,7 +1,7 @@
 // A step of a pre-norm decoder in one parallel region: phases between barriers, no allocation once the largest was seen.
 #pragma once
 
-#include "choosing.h"
+#include "head.h"
 
 namespace ramet {
 namespace RAMET_ARCH {
@@ -48,10 +48,11 @@ class Decoder {
 
   // The last layer, and the logits of the chosen tokens. Of the others only keys and values are still needed.
   void finish(const Layer& layer, const Ends& ends) {
+    if (team_.id == 0) sort_out(ends);  // the others read it behind barriers
     mix(layer);
     if (!ends.n_chosen) return;
     think(layer, keep(ends, layer.out.k), &ends.head);
-    multiply(ends.head, normed(ends.final_norm, ends.head, scratch_.narrow), ends.logits, false, nullptr);
+    look(ends);
   }
 
  private:
@@ -87,7 +88,7 @@ class Decoder {
     float* mixed = scratch_.kept + ends.n_chosen * step_.hidden;
     const auto [begin, end] = team_.share(ends.n_chosen);
     for (int64_t i = begin; i < end; ++i) {
-      const int64_t token = ends.chosen[i];
+      const int64_t token = ends.chosen[ends.rows->order[i]];
       std::memcpy(scratch_.kept + i * step_.hidden, hidden_ + token * step_.hidden, step_.hidden * sizeof(float));
       std::memcpy(mixed + i * width, scratch_.narrow + token * width, width * sizeof(float));
     }
@@ -95,6 +96,29 @@ class Decoder {
     hidden_ = scratch_.kept;
     rows_ = ends.n_chosen;
     return mixed;
+  }
+
+  // Logits: of the first rows all, of the others those that their samples can be.
+  void look(const Ends& ends) {
+    const LinearWeight& w = ends.head;
+    const Rows all = normed(ends.final_norm, w, scratch_.narrow);
+    const int64_t n_whole = ends.rows->n_whole, n_narrow = ends.n_chosen - n_whole, panels = n_panels(w);
+    if (n_whole)
+      together(panels, kGrain, nullptr, [&](Range some) {
+        product(some, w, all.x, n_whole, all.quantized, ends.logits, false);
+      });
+    if (n_narrow)
+      together(n_narrow * kParts, 1, nullptr, [&](Range parts) {
+        for (int64_t i = parts.begin; i < parts.end; ++i) {
+          const int64_t row = n_whole + i / kParts, part = i % kParts;
+          const Range some{panels * part / kParts, panels * (part + 1) / kParts};
+          narrow_product(some, *ends.rows->narrow[ends.rows->order[row]], w, all.x + row * w.k,
+                         row_of(all.quantized, row), ends.logits + row * w.n);
+        }
+      });
+  }
+  static QuantizedRows row_of(const QuantizedRows& rows, int64_t row) {
+    return {rows.q + row * rows.groups * kGroup, rows.scales + row * rows.groups, rows.groups};
   }
 
   bool few() const { return rows_ <= kFewRows; }

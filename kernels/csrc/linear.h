@@ -168,7 +168,7 @@ inline void float_product(Range panels, const LinearWeight& w, const float* x, i
 }
 
 // What `rows` or `x` gives for some panels of output channels; a quantised weight reads `rows`, another one `x`.
-inline void product(Range panels, const LinearWeight& w, const float* x, int64_t m, const QuantizedRows& rows,
+[[gnu::noinline]] inline void product(Range panels, const LinearWeight& w, const float* x, int64_t m, const QuantizedRows& rows,
                     float* out, bool accumulate) {
   switch (w.format) {
     case Format::F32: return float_product<Format::F32>(panels, w, x, m, out, accumulate);

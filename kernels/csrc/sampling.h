@@ -88,7 +88,7 @@ inline void draw(Team& team, const DrawRows& rows, int64_t* tokens) {
   std::vector<float> weights(rows.vocab);
   std::vector<Weighted> order;
   for (int64_t row = team.id; row < rows.n; row += team.size) {
-    const float* logits = rows.logits + row * rows.vocab;
+    const float* logits = rows.row(row);
     float peak = -INFINITY;
     for (int64_t i = 0; i < rows.vocab; ++i) peak = std::max(peak, logits[i]);
     tokens[row] = draw_row(rows, row, logits, peak, weights.data(), order);

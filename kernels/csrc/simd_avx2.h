@@ -74,7 +74,7 @@ inline void pin(__m256i& x) { asm("" : "+x"(x)); }
 // packed quants (word j of channel c at (j * W + c) * 4), the next panel's `stride` bytes on, `x[r]` row r's 32 int8. The
 // integer sums are exact.
 template <int R, int P>
-inline void dot_q4(const uint8_t* w, int64_t stride, const int8_t* const* x, const GroupScale* const*, int64_t,
+RAMET_ALWAYS_INLINE void dot_q4(const uint8_t* w, int64_t stride, const int8_t* const* x, const GroupScale* const*, int64_t,
                    vf (*out)[R]) {
   const __m256i nibble = _mm256_set1_epi8(15), ones = _mm256_set1_epi16(1);
   __m256i sum[P][R];  // int16: at most 8 * 2 * 15 * 127 = 30480 in magnitude
@@ -102,7 +102,7 @@ inline void dot_q4(const uint8_t* w, int64_t stride, const int8_t* const* x, con
 }
 
 template <int R, int P>
-inline void dot_q8(const uint8_t* w, int64_t stride, const int8_t* const* x, const GroupScale* const*, int64_t,
+RAMET_ALWAYS_INLINE void dot_q8(const uint8_t* w, int64_t stride, const int8_t* const* x, const GroupScale* const*, int64_t,
                    vf (*out)[R]) {
   const __m256i ones = _mm256_set1_epi16(1);
   __m256i sum[P][R];

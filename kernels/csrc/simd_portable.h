@@ -118,7 +118,7 @@ inline void store_int8(int8_t* p, vf x) {
 // Dot products of one group of 32: lane c holds output channel c. `w` is the group's packed quants (word j of
 // channel c at (j * W + c) * 4), `x[r]` row r's 32 int8. The integer sums are exact.
 template <int R, int P>
-inline void dot_q4(const uint8_t* w, int64_t stride, const int8_t* const* x, const GroupScale* const*, int64_t,
+RAMET_ALWAYS_INLINE void dot_q4(const uint8_t* w, int64_t stride, const int8_t* const* x, const GroupScale* const*, int64_t,
                    vf (*out)[R]) {
   for (int p = 0; p < P; ++p, w += stride)
     for (int r = 0; r < R; ++r)
@@ -133,7 +133,7 @@ inline void dot_q4(const uint8_t* w, int64_t stride, const int8_t* const* x, con
 }
 
 template <int R, int P>
-inline void dot_q8(const uint8_t* w, int64_t stride, const int8_t* const* x, const GroupScale* const*, int64_t,
+RAMET_ALWAYS_INLINE void dot_q8(const uint8_t* w, int64_t stride, const int8_t* const* x, const GroupScale* const*, int64_t,
                    vf (*out)[R]) {
   for (int p = 0; p < P; ++p, w += stride)
     for (int r = 0; r < R; ++r)

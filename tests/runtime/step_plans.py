@@ -35,6 +35,7 @@ class Row:
     seed: int = 0
     counter: int = 0
     late: bool = False
+    logprob: bool = True
     copies: Sequence[tuple[int, int]] = field(default_factory=tuple)  # slots: source, destination
 
 
@@ -89,7 +90,7 @@ def make_plan(
         seed=np.asarray(of_sample("seed"), np.uint64),
         counter=np.asarray(of_sample("counter"), np.int64),
         late=np.asarray(of_sample("late"), np.bool_),
-        want_logprob=np.ones(len(sampled), np.bool_),
+        want_logprob=np.asarray(of_sample("logprob"), np.bool_),
         n_top=n_top,
         adjust=tuple(adjust),
         score_index=i32(index for index, _ in scored),

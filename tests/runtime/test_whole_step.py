@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -75,13 +75,61 @@ def story(runner: ModelRunner) -> Iterator[StepResult]:
     yield run(runner, Row(fork, 8, 9, score=True), Row(long, 40, 89, score=True), n_top=1)
 
 
+def same(a: StepResult, b: StepResult) -> str | None:
+    """What differs, if anything does."""
+    for name in ("tokens", "logprobs", "top_ids", "top_logprobs", "score_logprobs", "score_top_ids", "failed"):
+        x, y = np.asarray(getattr(a, name)), np.asarray(getattr(b, name))
+        if x.dtype != y.dtype or not np.array_equal(x, y, equal_nan=x.dtype.kind == "f"):
+            return f"{name}: {x} is not {y}"
+    return None
+
+
 def test_one_call_is_the_operations_one_by_one(runners: list[ModelRunner]) -> None:
-    for step, (whole, parts) in enumerate(zip(*map(story, runners), strict=True)):
-        for name in ("tokens", "logprobs", "top_ids", "top_logprobs", "score_logprobs", "score_top_ids"):
-            a, b = getattr(whole, name), getattr(parts, name)
-            assert a.dtype == b.dtype
-            assert np.array_equal(a, b, equal_nan=a.dtype.kind == "f"), f"{name} of step {step}: {a} is not {b}"
-        assert whole.failed == parts.failed
+    for step, pair in enumerate(zip(*map(story, runners), strict=True)):
+        assert same(*pair) is None, f"in step {step}"
+
+
+def mask_of(tokens: Iterable[int]) -> np.ndarray:
+    words = np.zeros(-(-VOCAB // 32), np.uint32)
+    for token in tokens:
+        words[token // 32] |= np.uint32(1 << token % 32)
+    return words.view(np.int32)
+
+
+def changed(rng: np.random.Generator, sample: int) -> Adjust:
+    """Any of: nothing, a forced token, a mask that allows from none to all, alone or beside a bias and a penalty."""
+    kind = rng.integers(5)
+    if kind == 0:
+        return Adjust(sample=sample)
+    if kind == 1:
+        return Adjust(sample=sample, forced=int(rng.integers(VOCAB)))
+    mask = mask_of(rng.choice(VOCAB, int(rng.choice([0, 1, 2, 5, 30, VOCAB])), replace=False).tolist())
+    if kind == 2:
+        return Adjust(
+            sample=sample, mask=mask, rep_ids=rng.choice(VOCAB, 9).astype(np.int32), rep_penalty=1.4,
+            add_ids=np.unique(rng.integers(0, VOCAB, 9)).astype(np.int32)[:3], add_values=np.float32([4, -2, 9]),
+        )  # fmt: skip
+    return Adjust(sample=sample, mask=mask)
+
+
+def crowd(runner: ModelRunner, seed: int) -> StepResult:
+    """Many rows of all kinds, after a step that left other logits where theirs will be."""
+    rng = np.random.default_rng(seed)
+    seqs = [Seq(rng.integers(0, VOCAB, 4).tolist(), [i], table_row=i + 1) for i in range(13)]
+    run(runner, *(Row(seq, 0, 3) for seq in seqs))
+    rows = [
+        Row(seq, 3, 4, late=bool(rng.random() < 0.7), logprob=bool(rng.random() < 0.2), counter=4, seed=seed,
+            temperature=float(rng.choice([0.0, 0.9])), top_k=int(rng.choice([0, 6])))
+        for seq in seqs
+    ]  # fmt: skip
+    changes = [changed(rng, i) for i in range(len(rows))]
+    late = tuple(one for one, row in zip(changes, rows, strict=True) if row.late)
+    return run(runner, *rows, late=late, adjust=[one for one, row in zip(changes, rows, strict=True) if not row.late])
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_logits_that_nobody_looks_at_change_nothing(runners: list[ModelRunner], seed: int) -> None:
+    assert same(*(crowd(runner, seed) for runner in runners)) is None
 
 
 def test_a_step_gives_up_on_late_samples_that_nobody_asked_for(runners: list[ModelRunner]) -> None:
