@@ -29,7 +29,7 @@ def expected_growth(state: State, but: Collection[int] = ()) -> int:
         return 0
     ahead = np.minimum(rows.limit[slots] - rows.known[slots], Growth.CLIP) * state.growth.ratio
     pages = np.ceil((rows.known[slots] + ahead) / state.page_size).astype(np.int64) - rows.n_pages[slots]
-    decoding = rows.kv[slots] >= rows.known[slots] - 1
+    decoding = (rows.kv[slots] >= rows.known[slots] - 1) | rows.run[slots]
     return int(np.maximum(pages, 0)[decoding].sum())
 
 

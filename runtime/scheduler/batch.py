@@ -21,16 +21,19 @@ NO_I64: I64 = np.zeros(0, np.int64)
 
 
 class DecodeStep(msgspec.Struct, frozen=True, eq=False):
-    """What changes each step for the decode rows."""
+    """What changes each step for the decode rows. A row has one token, unless it was forced several."""
 
     kv: I32  # [rows] after this step
     counter: I64  # the same, as the random streams want it
-    positions: I32
-    token_ids: I32
-    slots: I64
+    positions: I32  # [tokens]
+    token_ids: I32  # [tokens]
+    slots: I64  # [tokens]
     last_page_len: I32
     kv_indptr: I32
     kv_indices: I32
+    qo_indptr: I32  # [rows+1]
+    token_row: I32  # [tokens]
+    last: I32  # each row's last token, which is sampled
     adjust: tuple[Adjust, ...] = ()
     drains: bool = False  # some row has nothing more to plan after this
 
@@ -103,21 +106,21 @@ def decode_plan(step: int, frame: Frame, decode: DecodeStep) -> StepPlan:
         frame.rids,
         frame.attempts,
         frame.table_row,
-        frame.qo_indptr,
+        decode.qo_indptr,
         decode.kv_indptr,
         decode.kv_indices,
         decode.last_page_len,
         decode.kv,  # kv_lens
         frame.n,  # n_decode
         decode.token_ids,
-        frame.range,  # token_row
+        decode.token_row,
         decode.positions,
         decode.slots,
         NO_I64,  # copy_src
         NO_I64,  # copy_dst
         frame.share_indptr,
         frame.share_n_pages,
-        frame.range,  # sample_index
+        decode.last,  # sample_index
         frame.range,  # sample_row
         frame.temperature,
         frame.top_k,
@@ -143,7 +146,7 @@ def mixed_plan(
     slots = np.array([p.slot for p in pieces], np.int64)
     ends = np.array([p.end for p in pieces], np.int32)
     lens = np.array([p.end - p.start for p in pieces], np.int32)
-    qo = np.concatenate((frame.qo_indptr, n + np.cumsum(lens, dtype=np.int32)))
+    qo = np.concatenate((decode.qo_indptr, decode.qo_indptr[-1] + np.cumsum(lens, dtype=np.int32)))
     n_pages = np.array([len(p.pages) for p in pieces], np.int32)
     kv_indptr = np.concatenate((decode.kv_indptr, decode.kv_indptr[-1] + np.cumsum(n_pages, dtype=np.int32)))
     sampling = [i for i, p in enumerate(pieces) if p.samples]
@@ -164,14 +167,14 @@ def mixed_plan(
         kv_lens=np.concatenate((decode.kv, ends)),
         n_decode=n,
         token_ids=np.concatenate((decode.token_ids, *(p.tokens for p in pieces))),
-        token_row=np.concatenate((frame.range, np.repeat(np.arange(n, n + len(pieces), dtype=np.int32), lens))),
+        token_row=np.concatenate((decode.token_row, np.repeat(np.arange(n, n + len(pieces), dtype=np.int32), lens))),
         positions=np.concatenate((decode.positions, *(np.arange(p.start, p.end, dtype=np.int32) for p in pieces))),
         slots=np.concatenate((decode.slots, *(_piece_slots(p, size) for p in pieces))),
         copy_src=src,
         copy_dst=dst,
         share_indptr=frame.share_indptr,
         share_n_pages=frame.share_n_pages,
-        sample_index=np.concatenate((frame.range, qo[s_row + 1] - 1)),
+        sample_index=np.concatenate((decode.last, qo[s_row + 1] - 1)),
         sample_row=np.concatenate((frame.range, s_row)),
         temperature=np.concatenate((frame.temperature, rows.temperature[s_slots])),
         top_k=np.concatenate((frame.top_k, rows.top_k[s_slots])),

@@ -15,7 +15,9 @@ from runtime.scheduler.state import State
 from runtime.step import FROM_TABLE, Adjust
 
 I32 = npt.NDArray[np.int32]
-NOTHING = DecodeStep(NO_I32, NO_I64, NO_I32, NO_I32, NO_I64, NO_I32, np.zeros(1, np.int32), NO_I32)
+NOTHING = DecodeStep(
+    NO_I32, NO_I64, NO_I32, NO_I32, NO_I64, NO_I32, np.zeros(1, np.int32), NO_I32, np.zeros(1, np.int32), NO_I32, NO_I32
+)
 
 
 class _Last(msgspec.Struct):
@@ -41,6 +43,8 @@ class DecodePlanner:
         if not frame.n:
             return NOTHING
         state, last = self.state, self._last
+        if state.rows.n_runs:
+            return self._with_runs(frame)
         if last is None or last.frame is not frame or last.step != state.step - 1:
             return self._enter(frame, self._from_table(frame))
         if last.pages_version != state.pages_version:
@@ -66,6 +70,9 @@ class DecodePlanner:
             old.last_page_len + one,
             old.kv_indptr,
             old.kv_indices,
+            frame.qo_indptr,
+            frame.range,
+            frame.range,
             self._static_adjusts(frame, kv) if frame.static_rows else (),
             not last.drain_in,
         )
@@ -109,6 +116,9 @@ class DecodePlanner:
             last_page_len=lens,
             kv_indptr=old.kv_indptr + np.cumsum(more, dtype=np.int32),
             kv_indices=np.insert(old.kv_indices, old.kv_indptr[short + 1], pages),
+            qo_indptr=frame.qo_indptr,
+            token_row=frame.range,
+            last=frame.range,
             adjust=self._static_adjusts(frame, kv) if frame.static_rows else (),
             drains=bool((kv >= frame.drain_at).any()),
         )
@@ -133,9 +143,68 @@ class DecodePlanner:
             last_page_len=offset + frame.ones,
             kv_indptr=indptr,
             kv_indices=np.concatenate(tables),
+            qo_indptr=frame.qo_indptr,
+            token_row=frame.range,
+            last=frame.range,
             adjust=self._static_adjusts(frame, kv) if frame.static_rows else (),
             drains=bool((kv >= frame.drain_at).any()),
         )
+
+    def _with_runs(self, frame: Frame) -> DecodeStep:
+        """As from the table, and rows that were forced tokens compute all of them."""
+        rows, at, size = self.state.rows, frame.slots, self.state.page_size
+        before, known = rows.kv[at], rows.known[at]
+        kv = np.maximum(known, before + frame.ones)  # where a sample is in flight, its token is not known
+        lens = kv - before
+        self._grow_to(at, kv)
+        qo = np.zeros(frame.n + 1, np.int32)
+        np.cumsum(lens, out=qo[1:])
+        row = np.repeat(frame.range, lens)
+        positions = np.arange(qo[-1], dtype=np.int32) - (qo[:-1] - before)[row]
+        tokens: I32 = rows.flat_tokens[frame.flat[row] + positions]
+        tokens[positions >= known[row]] = FROM_TABLE
+        page_of, offset = np.divmod(positions, np.int32(size))
+        n_pages = (kv + np.int32(size - 1)) // np.int32(size)
+        indptr = np.zeros(frame.n + 1, np.int32)
+        np.cumsum(n_pages, out=indptr[1:])
+        tables = [rows.pages[slot, :n] for slot, n in zip(at.tolist(), n_pages.tolist(), strict=True)]
+        decode = DecodeStep(
+            kv=kv,
+            counter=kv.astype(np.int64),
+            positions=positions,
+            token_ids=tokens,
+            slots=rows.pages[at[row], page_of].astype(np.int64) * size + offset,
+            last_page_len=kv - (n_pages - 1) * np.int32(size),
+            kv_indptr=indptr,
+            kv_indices=np.concatenate(tables),
+            qo_indptr=qo,
+            token_row=row,
+            last=qo[1:] - 1,
+            adjust=self._static_adjusts(frame, kv) if frame.static_rows else (),
+            drains=bool((kv >= frame.drain_at).any()),
+        )
+        self._account_runs(frame, before, kv)
+        rows.kv[at] = kv
+        self._last = None  # the next step's rows have other lengths
+        if decode.drains:
+            self._drain(frame, kv)
+        return decode
+
+    def _account_runs(self, frame: Frame, before: I32, kv: I32) -> None:
+        state, rows = self.state, self.state.rows
+        for j in np.flatnonzero(rows.run[frame.slots]).tolist():
+            state.account(frame.requests[j], int(before[j]), int(kv[j]))
+        rows.clear_runs()
+
+    def _grow_to(self, slots: npt.NDArray[np.int64], kv: I32) -> None:
+        """Pages for `kv` tokens of each of `slots`."""
+        rows, size = self.state.rows, self.state.page_size
+        short = np.flatnonzero(kv > rows.n_pages[slots] * size)
+        for j in short.tolist():
+            slot = int(slots[j])
+            pages = self.state.cache.alloc(self.state.pages_for(int(kv[j])) - int(rows.n_pages[slot]))
+            assert pages is not None, "room was made for these rows"
+            rows.add_pages(slot, pages)
 
     def _token_ids(self, frame: Frame, before: I32) -> I32:
         """The tokens to feed; FROM_TABLE where a step in flight is still to sample them."""

@@ -147,7 +147,7 @@ class Pipeline:
             stats.device_idle_s.add(max(0.0, result.started - self._last_finished))
         self._last_finished = result.finished
         self._trace.device(plan, result)
-        if step.planned.pieces or plan.step % OBSERVE_EVERY == 0:
+        if plan.n_tokens > plan.n_rows or plan.step % OBSERVE_EVERY == 0:
             self.state.model.observe(plan.n_tokens, int(plan.kv_lens.sum()), result.device_s)
 
     # -- failure -------------------------------------------------------------------------------------------------

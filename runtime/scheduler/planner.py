@@ -39,6 +39,8 @@ class Planner:
         state = self.state
         state.cache.begin_plan(state.step, state.now)
         self._preempt()
+        if state.rows.n_runs:
+            self._limit_runs()
         keep = self._room_for_decode()
         frame = state.decode.frame() if keep is None else state.decode.subset(keep)
         decode = self._decode.plan(frame)
@@ -54,18 +56,23 @@ class Planner:
         return planned
 
     def _budget(self, frame: Frame, decode: DecodeStep) -> int:
-        """Prefill tokens of this step. The KV that prefill rows read counts as prefill, not as decode."""
+        """Prefill tokens of this step, beside those that its decode rows were forced."""
+        return self._budget_beside(frame, decode.kv) - (len(decode.token_ids) - frame.n)
+
+    def _budget_beside(self, frame: Frame, kv: npt.NDArray[np.int32]) -> int:
+        """Tokens a step may carry beside one for each decode row. The KV that prefill rows read counts as theirs."""
         state, config = self.state, self.state.config
-        n_decode, floor = len(decode.kv), max(FLOOR_TOKENS, state.page_size)
+        floor, watched = max(FLOOR_TOKENS, state.page_size), frame.watched
+        first = [r.slot for r in state.prefill[:2]] if watched else []
         return prefill_budget(
             state.model,
-            n_decode=n_decode,
-            kv_read=int(decode.kv.sum()),
-            kv_prefill=int(state.rows.kv[[r.slot for r in state.prefill[:2]]].sum()) if state.prefill else 0,
-            max_step_tokens=config.max_step_tokens or max(state.spec.step_tokens, n_decode + floor),
+            n_decode=frame.n,
+            kv_read=int(kv.sum()) if watched else 0,
+            kv_prefill=int(state.rows.kv[first].sum()) if first else 0,
+            max_step_tokens=config.max_step_tokens or max(state.spec.step_tokens, frame.n + floor),
             inflation=config.max_itl_inflation,
             floor=floor,
-            watched=frame.watched,
+            watched=watched,
         )
 
     # -- room ------------------------------------------------------------------------------------------------
@@ -83,13 +90,32 @@ class Planner:
             if (state.rows.n_free and fits_without(state, first)) or not preempt(state, first):
                 return
 
+    def _limit_runs(self) -> None:
+        """Rows that were forced tokens compute them where they are, if a step has room for all of that. Else they take
+        turns with the prompts, piece by piece."""
+        state, rows, frame = self.state, self.state.rows, self.state.decode.frame()
+        slots = np.flatnonzero(rows.run)
+        n_more = int((rows.known[slots] - rows.kv[slots]).sum()) - len(slots)
+        budget = self._budget_beside(frame, rows.kv[frame.slots])
+        enough = n_more <= (budget // 2 if state.prefill or len(state.queue) else budget)
+        if enough and self._plenty(len(slots) + n_more // state.page_size):
+            return
+        for slot in slots.tolist():
+            state.to_phase(rows.request(slot), Phase.PREFILL)
+
+    def _plenty(self, n_pages: int) -> bool:
+        """Whether there are pages for every decode row, for a chunk of a prompt, and `n_pages` more."""
+        state = self.state
+        chunk = state.pages_for(state.config.chunk_tokens) + 1 if state.prefill else 0
+        return state.n_available >= len(state.decode) + chunk + n_pages
+
     def _room_for_decode(self) -> npt.NDArray[np.bool_] | None:
         """Make room for the pages that decode rows need now, retracting if need be.
 
         None: every row can go on. Else a mask of the rows that can; the others wait a step.
         """
         state = self.state
-        if not state.prefill and state.n_available >= len(state.decode):
+        if self._plenty(0):
             return None
         short = self._short_rows()
         want = int(short.sum()) + self._oldest_prefill_need()

@@ -215,7 +215,7 @@ class PrefillPlanner:
             recovering=end <= int(rows.high[slot]),
         )
         rows.kv[slot] = end
-        self._account(request, start, end)
+        state.account(request, start, end)
         if end - rows.published[slot] >= state.page_size:
             rows.published[slot] = state.cache.publish(
                 request.lease, rows.row_tokens(slot), rows.row_pages(slot), end, state.step
@@ -238,11 +238,3 @@ class PrefillPlanner:
             return positions, tokens
         score = np.arange(first, last + 1, dtype=np.int32)
         return score, self.state.rows.tokens[request.slot, score]
-
-    def _account(self, request: Request, start: int, end: int) -> None:
-        state, n = self.state, end - start
-        state.work += n
-        state.stats.prefilled += n
-        request.tally.prefilled += n
-        if request.tally.retractions:
-            state.stats.recomputed += max(0, min(end, request.retracted_at) - start)

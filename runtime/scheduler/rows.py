@@ -44,6 +44,8 @@ class RowTable:
         self.gen_start = np.zeros(n, np.int32)
         self.override = np.zeros(n, np.bool_)  # the sample in flight was overridden: its token is known already
         self.n_overrides = 0
+        self.run = np.zeros(n, np.bool_)  # decodes, and has more than one known token to compute: it was forced some
+        self.n_runs = 0
         # sampling
         self.temperature = np.zeros(n, np.float32)
         self.top_k = np.zeros(n, np.int32)
@@ -113,6 +115,20 @@ class RowTable:
         if self.override[slot]:
             self.override[slot] = False
             self.n_overrides -= 1
+
+    def set_run(self, slot: int) -> None:
+        self.n_runs += not self.run[slot]
+        self.run[slot] = True
+
+    def clear_run(self, slot: int) -> None:
+        if self.run[slot]:
+            self.run[slot] = False
+            self.n_runs -= 1
+
+    def clear_runs(self) -> None:
+        """All of them are planned."""
+        self.run[:] = False
+        self.n_runs = 0
 
     def set_closing(self, slot: int, n_tokens: int) -> None:
         self.n_closing += (n_tokens > 0) - int(self.closing[slot] > 0)

@@ -203,7 +203,10 @@ class Speaker:
         if verdict is None:
             if sampling:
                 rows.set_override(slot)
-            state.to_phase(request, Phase.PREFILL)
+            if request.phase is Phase.DECODE and state.runs_decode:
+                rows.set_run(slot)
+            else:
+                state.to_phase(request, Phase.PREFILL)
         return verdict
 
     # -- segments and endings ----------------------------------------------------------------------------------

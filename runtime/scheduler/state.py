@@ -82,6 +82,7 @@ class State:
             enabled=config.prefix_cache,
             events=events,
         )
+        self.runs_decode = spec.backend != "flashinfer"  # whose decode rows have one token each, and stand apart
         self.rows = RowTable(n_rows, self.limits.max_len, runner.page_size)
         self.decode = DecodeSet(self.rows)
         self.prefill: list[Request] = []  # requests in phase PREFILL, by admission
@@ -128,6 +129,15 @@ class State:
         if self.policy.bucketed:
             self.queue.charge(request.account, n_tokens)
 
+    def account(self, request: Request, start: int, end: int) -> None:
+        """Tokens [start, end) of the request, known before, are computed by the plan that is being made."""
+        n = end - start
+        self.work += n
+        self.stats.prefilled += n
+        request.tally.prefilled += n
+        if request.tally.retractions:
+            self.stats.recomputed += max(0, min(end, request.retracted_at) - start)
+
     def namespace(self, request: Request) -> Namespace:
         key = request.submit.namespace
         return Namespace(key.adapter, key.salt, self.weights_version, key.media)
@@ -162,8 +172,10 @@ class State:
         """Move a request between the sets that planning walks."""
         if request.phase is Phase.PREFILL:
             self.prefill.remove(request)
-        elif request.phase is Phase.DECODE and phase is Phase.PREFILL:
-            self.decode.step_out(request.slot)
+        elif request.phase is Phase.DECODE:
+            self.rows.clear_run(request.slot)
+            if phase is Phase.PREFILL:
+                self.decode.step_out(request.slot)
         request.phase = phase
         if phase is Phase.PREFILL:
             self.prefill.append(request)
