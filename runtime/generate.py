@@ -108,7 +108,7 @@ class Generator:
         if not submits:
             return []
         _check_n(n)
-        stream = Stream(self, submits, n, param)
+        stream = Stream(self, [replace(submit, stream=False) for submit in submits], n, param)  # nobody reads along
         gathered = [Gathered() for _ in range(len(submits) * n)]
         try:
             async for delta in stream:

@@ -61,19 +61,25 @@ class Planner:
 
     def _budget_beside(self, frame: Frame, kv: npt.NDArray[np.int32]) -> int:
         """Tokens a step may carry beside one for each decode row. The KV that prefill rows read counts as theirs."""
-        state, config = self.state, self.state.config
-        floor, watched = max(FLOOR_TOKENS, state.page_size), frame.watched
+        state, watched = self.state, frame.watched
+        floor, most = self._bounds(frame.n)
         first = [r.slot for r in state.prefill[:2]] if watched else []
         return prefill_budget(
             state.model,
             n_decode=frame.n,
             kv_read=int(kv.sum()) if watched else 0,
             kv_prefill=int(state.rows.kv[first].sum()) if first else 0,
-            max_step_tokens=config.max_step_tokens or max(state.spec.step_tokens, frame.n + floor),
-            inflation=config.max_itl_inflation,
+            max_step_tokens=most,
+            inflation=state.config.max_itl_inflation,
             floor=floor,
             watched=watched,
         )
+
+    def _bounds(self, n_decode: int) -> tuple[int, int]:
+        """(tokens that may always stand beside decode rows, tokens of a step at most)"""
+        state = self.state
+        floor = max(FLOOR_TOKENS, state.page_size)
+        return floor, state.config.max_step_tokens or max(state.spec.step_tokens, n_decode + floor)
 
     # -- room ------------------------------------------------------------------------------------------------
 
@@ -93,15 +99,21 @@ class Planner:
     def _limit_runs(self) -> None:
         """Rows that were forced tokens compute them where they are, if a step has room for all of that. Else they take
         turns with the prompts, piece by piece."""
-        state, rows, frame = self.state, self.state.rows, self.state.decode.frame()
+        state, rows = self.state, self.state.rows
         slots = np.flatnonzero(rows.run)
         n_more = int((rows.known[slots] - rows.kv[slots]).sum()) - len(slots)
-        budget = self._budget_beside(frame, rows.kv[frame.slots])
-        enough = n_more <= (budget // 2 if state.prefill or len(state.queue) else budget)
-        if enough and self._plenty(len(slots) + n_more // state.page_size):
+        if self._allows(n_more) and self._plenty(len(slots) + n_more // state.page_size):
             return
         for slot in slots.tolist():
             state.to_phase(rows.request(slot), Phase.PREFILL)
+
+    def _allows(self, n_more: int) -> bool:
+        """Whether the budget of the step lets its decode rows have so many more tokens; half of it, where prompts wait."""
+        state, frame = self.state, self.state.decode.frame()
+        if state.prefill or len(state.queue):
+            n_more *= 2
+        floor, most = self._bounds(frame.n)
+        return n_more <= min(floor, most - frame.n) or n_more <= self._budget_beside(frame, state.rows.kv[frame.slots])
 
     def _plenty(self, n_pages: int) -> bool:
         """Whether there are pages for every decode row, for a chunk of a prompt, and `n_pages` more."""
