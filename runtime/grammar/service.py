@@ -21,7 +21,7 @@ from runtime.grammar.cursor import Counters, GrammarCursor, MaskBudget, Matcher
 from runtime.grammar.gate import Gate, GrammarTimeout
 from runtime.grammar.limits import Limits
 from runtime.grammar.marker import MarkedCompiled, Marker
-from runtime.grammar.pace import Busy
+from runtime.grammar.pace import Busy, step_aside
 from runtime.grammar.pieces import Pieces, packed_row
 from runtime.grammar.placed import PlacedMatcher
 from runtime.grammar.places import Atlas, atlas_of
@@ -107,6 +107,7 @@ class CompileService:
         self._gate = gate or Gate(vocab)
         self._budget = budget or MaskBudget()
         self._clock = clock
+        self._busy: Busy = lambda: False  # whether streams run on this machine's cores
         self._lock = threading.Lock()
         self._pieces = Pieces(vocab)
         self._stops = frozenset(vocab.stop_ids)
@@ -140,8 +141,8 @@ class CompileService:
             return self._import
 
     def spare(self, busy: Busy) -> None:
-        """While `busy()`, what compiles in a process of its own gets little of a core."""
-        self._gate.busy = busy
+        """While `busy()`, what may compile for long gets little of a core."""
+        self._busy = self._gate.busy = busy
 
     def validate(self, spec: GrammarSpec) -> None:
         key = _key(spec)
@@ -234,8 +235,13 @@ class CompileService:
             return self._refuse(key, error)
         except Exception as error:
             return self._land(key, None, _internal(error))
-        self._lanes[2].submit(self._compile, spec, key, prepared)
+        self._lanes[2].submit(self._compile_aside, spec, key, prepared)
         return None
+
+    def _compile_aside(self, spec: GrammarSpec, key: bytes, prepared: Prepared) -> None:
+        if self._busy():
+            step_aside()
+        self._compile(spec, key, prepared)
 
     def _compile(self, spec: GrammarSpec, key: bytes, prepared: Prepared) -> None:
         start = self._clock()

@@ -130,6 +130,42 @@ def test_every_answer_that_jumps_has_its_row_in_the_next_step(n_prompts: int) ->
     assert world.scheduler.stats()["steps"] <= (5 if not n_prompts else 13)
 
 
+RUNS = [place for i in range(4) for place in ([5, 6], *([7 + i + k] for k in range(9)))]
+
+
+@BOTH
+def test_forced_tokens_are_computed_among_the_decode_rows(overlap: bool) -> None:
+    """Whatever pages they fill, beside rows without a grammar; and it is the same as in rows of their own."""
+    said = []
+    for backend in ("fake", "flashinfer"):
+        world = world_of(overlap, runner=named(backend))
+        for i in range(4):
+            grammar = spec_of(RUNS) if i else None
+            world.ask(f"r{i}", [*range(2, 15), 20 + i], grammar=grammar, max_tokens=60)
+        world.run()
+        plans = list(world.runner.plans)[1:]  # without the prompts'
+        ragged = [p for p in plans if p.n_tokens > p.n_rows == p.n_decode]
+        apart = [p for p in plans if p.n_rows > p.n_decode]
+        assert (len(ragged) >= 3, len(apart) >= 3) == ((True, False) if backend == "fake" else (False, True))
+        said.append([(world.tokens(f"r{i}"), world.said[f"r{i}"].usage) for i in range(4)])
+    for (tokens, usage), (again, other) in zip(*said, strict=True):
+        assert tokens == again
+        assert (usage.prefilled_tokens, usage.forced_tokens) == (other.prefilled_tokens, other.forced_tokens)
+    assert all(follows(tokens, RUNS) for tokens, _ in said[0][1:])
+
+
+@BOTH
+@pytest.mark.parametrize("tight", [{"max_step_tokens": 16}, {"n_pages": 30}], ids=["tokens", "pages"])
+def test_forced_tokens_wait_for_room(overlap: bool, tight: dict[str, int]) -> None:
+    """Where a step or the pool has no room for all of them, they come piece by piece."""
+    world = world_of(overlap, **tight)
+    for i in range(6):
+        world.ask(f"r{i}", range(2, 5 + i), grammar=spec_of(RUNS), max_tokens=60)
+    world.run()
+    assert all(follows(world.tokens(f"r{i}"), RUNS) for i in range(6))
+    assert max(p.n_tokens for p in world.runner.plans) <= tight.get("max_step_tokens", 64)
+
+
 def test_what_was_said_leaves_when_the_device_has_work_again() -> None:
     """A client that works at its answer must not hold up the next step; the last words leave at once."""
     world = world_of(False)
