@@ -67,7 +67,7 @@ class StepPlan(msgspec.Struct, frozen=True, eq=False):
     kv_indices: I32  # [total pages]
     last_page_len: I32  # [rows]
     kv_lens: I32  # [rows]
-    n_decode: int  # the first n_decode rows have q_len 1 and are decode rows
+    n_decode: int  # the first n_decode rows decode: one token each, but for those that were forced several
     # query tokens
     token_ids: I32  # [tokens] FROM_TABLE where the host does not know the value
     token_row: I32  # [tokens] batch row of each token

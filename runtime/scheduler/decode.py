@@ -198,13 +198,16 @@ class DecodePlanner:
 
     def _grow_to(self, slots: npt.NDArray[np.int64], kv: I32) -> None:
         """Pages for `kv` tokens of each of `slots`."""
-        rows, size = self.state.rows, self.state.page_size
-        short = np.flatnonzero(kv > rows.n_pages[slots] * size)
-        for j in short.tolist():
-            slot = int(slots[j])
-            pages = self.state.cache.alloc(self.state.pages_for(int(kv[j])) - int(rows.n_pages[slot]))
-            assert pages is not None, "room was made for these rows"
-            rows.add_pages(slot, pages)
+        rows, size = self.state.rows, np.int32(self.state.page_size)
+        missing = (kv + (size - 1)) // size - rows.n_pages[slots]
+        short = np.flatnonzero(missing > 0)
+        if not len(short):
+            return
+        ends = np.cumsum(missing[short])
+        pages = self.state.cache.alloc(int(ends[-1]))
+        assert pages is not None, "room was made for these rows"
+        for slot, end, n in zip(slots[short].tolist(), ends.tolist(), missing[short].tolist(), strict=True):
+            rows.add_pages(slot, pages[end - n : end])
 
     def _token_ids(self, frame: Frame, before: I32) -> I32:
         """The tokens to feed; FROM_TABLE where a step in flight is still to sample them."""

@@ -59,11 +59,11 @@ class Frame:
 
 
 class DecodeSet:
-    """The slots that decode one token a step, and their frame, rebuilt only when the set changes.
+    """The slots that decode, and their frame, rebuilt only when the set changes.
 
     Looking for shared pages costs more than the rest of a frame, so rows that join stand alone until the next
-    look: every REGROUP_STEPS steps, or when many have joined. Rows that only step out, to compute several tokens at
-    once, come back to their group.
+    look: every REGROUP_STEPS steps, or when many have joined. Rows that only step out, to compute forced tokens
+    among the prompts, come back to their group.
     """
 
     def __init__(self, rows: RowTable) -> None:
