@@ -1,8 +1,8 @@
 """Grammars compile on what a model's threads leave of the cores while streams run.
 
 A low priority is not enough: whoever is let on a core keeps it until the system's next tick, which is a quarter of a
-model's step, and the threads that work together on it wait for the one that lost its core. What is idle in the
-scheduler's eyes gives way at once when such a thread wakes, but not while it spins; so the worker is stopped in between.
+model's step, and the threads that work together on it wait for the one that lost its core. What the system counts as
+idle gives way at once when such a thread wakes, but gets in where it yields; so the worker is stopped in between.
 """
 
 from __future__ import annotations

@@ -108,12 +108,13 @@ class Planner:
             state.to_phase(rows.request(slot), Phase.PREFILL)
 
     def _allows(self, n_more: int) -> bool:
-        """Whether the budget of the step lets its decode rows have so many more tokens; half of it, where prompts wait."""
+        """Whether the budget of the step lets its decode rows have so many more tokens; half, where prompts wait."""
         state, frame = self.state, self.state.decode.frame()
         if state.prefill or len(state.queue):
             n_more *= 2
         floor, most = self._bounds(frame.n)
-        return n_more <= min(floor, most - frame.n) or n_more <= self._budget_beside(frame, state.rows.kv[frame.slots])
+        at_least = min(floor, most - frame.n)
+        return n_more <= at_least or n_more <= self._budget_beside(frame, state.rows.kv[frame.slots])
 
     def _plenty(self, n_pages: int) -> bool:
         """Whether there are pages for every decode row, for a chunk of a prompt, and `n_pages` more."""
