@@ -46,7 +46,7 @@ class Planner:
         decode = self._decode.plan(frame)
         copies = Copies(state.page_size)
         pieces: list[Piece] = []
-        if state.prefill or (len(state.queue) and state.rows.n_free and not state.paused):
+        if self._prefill.has_work():
             pieces = self._prefill.plan(self._budget(frame, decode), copies)
         if not frame.n and not pieces:
             return None

@@ -28,6 +28,15 @@ class PrefillPlanner:
         self.state = state
         self._turn = 0
 
+    def has_work(self) -> bool:
+        """Whether some prompt may move on or start. Who waits for a grammar only costs the others next to nothing."""
+        state = self.state
+        for request in list(state.prefill):
+            resolve_grammar(state, request)
+        if len(state.queue) and state.rows.n_free and not state.paused:
+            return True
+        return any(self._pending(request) > 0 for request in state.prefill)
+
     def plan(self, budget: int, copies: Copies) -> list[Piece]:
         """Rows for at most `budget` tokens: answers that were given a few at once, admitted prompts, then new ones."""
         state = self.state
@@ -56,11 +65,8 @@ class PrefillPlanner:
         return runs
 
     def _in_rotation(self) -> list[Request]:
-        """Requests with tokens to compute, starting one further each step. Their grammars are looked at here."""
-        state = self.state
-        for request in list(state.prefill):
-            resolve_grammar(state, request)
-        going = [r for r in state.prefill if self._pending(r) > 0]
+        """Requests with tokens to compute, starting one further each step."""
+        going = [r for r in self.state.prefill if self._pending(r) > 0]
         self._turn += 1
         start = self._turn % len(going) if going else 0
         return going[start:] + going[:start]
