@@ -23,11 +23,14 @@ inline void quantize_group(const float* x, int8_t* q, GroupScale* scale) {
     return;
   }
   const vf inverse = set1(127.0f / amax);
-  for (int i = 0; i < kGroup; i += W) store_int8(q + i, round(mul(load(x + i), inverse)));
-  int32_t sum = 0;
-  for (int i = 0; i < kGroup; ++i) sum += q[i];
-  const float d = amax / 127.0f;
-  *scale = {d, d * static_cast<float>(sum), sum, 0};
+  vf whole[kGroup / W], total = zero();
+  for (int i = 0; i < kGroup / W; ++i) {
+    whole[i] = round(mul(load(x + i * W), inverse));
+    total = add(total, whole[i]);
+  }
+  store_group(q, whole);
+  const float d = amax / 127.0f, sum = reduce_add(total);  // of whole numbers, so exact in any order
+  *scale = {d, d * sum, static_cast<int32_t>(sum), 0};
 }
 
 inline void quantize_row(const float* x, int64_t row, int64_t begin_group, int64_t end_group, const QuantizedRows& to) {
@@ -35,19 +38,20 @@ inline void quantize_row(const float* x, int64_t row, int64_t begin_group, int64
     quantize_group(x + g * kGroup, to.q + (row * to.groups + g) * kGroup, to.scales + row * to.groups + g);
 }
 
-// Writes `count` lanes of a result: x + bias, or out + (x + bias).
-inline void emit(vf x, const float* bias, float* out, int64_t count, bool accumulate) {
-  if (count >= W) {
-    if (bias) x = add(x, load(bias));
-    store(out, accumulate ? add(load(out), x) : x);
-    return;
-  }
+[[gnu::noinline]] inline void emit_some(vf x, const float* bias, float* out, int64_t count, bool accumulate) {
   float lane[W];
   store(lane, x);
   for (int64_t i = 0; i < count; ++i) {
     const float value = bias ? lane[i] + bias[i] : lane[i];
     out[i] = accumulate ? out[i] + value : value;
   }
+}
+
+// Writes `count` lanes of a result: x + bias, or out + (x + bias).
+RAMET_ALWAYS_INLINE void emit(vf x, const float* bias, float* out, int64_t count, bool accumulate) {
+  if (count < W) return emit_some(x, bias, out, count, accumulate);
+  if (bias) x = add(x, load(bias));
+  store(out, accumulate ? add(load(out), x) : x);
 }
 
 }  // namespace RAMET_ARCH

@@ -225,7 +225,7 @@ class Decoder {
     TileScratch scratch = own_scratch(s);
     take_turns(team_, 0, s.kv_heads, [&](int64_t head) {
       for (int64_t token = 0; token < step_.tokens; ++token) prepare(layer, token, head);
-      attention.run(layer.plan->own[0], static_cast<int>(head), scratch);
+      attention.run_head(layer.plan->own[0], static_cast<int>(head), scratch);
     });
   }
 

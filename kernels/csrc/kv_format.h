@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <type_traits>
 
 #include "simd.h"
 
@@ -55,6 +56,26 @@ inline void widen_int8(const uint8_t* from, int dim, float* to) {
   std::memcpy(&scale, from + dim, 4);
   for (int i = 0; i < dim; ++i) to[i] = scale * static_cast<float>(q[i]);
   std::fill(to + dim, to + (dim + W - 1) / W * W, 0.0f);
+}
+
+// One head of one token as padded float32.
+template <Format F>
+inline void widen_head(const uint8_t* from, int dim, float* to) {
+  if constexpr (F == Format::I8) widen_int8(from, dim, to);
+  else widen<F>(from, dim, to);
+}
+
+// Calls work(integral_constant Format) with the format of a cache.
+template <class Work>
+inline void with_format(Format f, Work work) {
+  switch (f) {
+    case Format::F32: return work(std::integral_constant<Format, Format::F32>());
+    case Format::BF16: return work(std::integral_constant<Format, Format::BF16>());
+    case Format::I8: return work(std::integral_constant<Format, Format::I8>());
+    case Format::E4M3: return work(std::integral_constant<Format, Format::E4M3>());
+    case Format::E5M2: return work(std::integral_constant<Format, Format::E5M2>());
+    default: return work(std::integral_constant<Format, Format::F16>());
+  }
 }
 
 // ---------------------------------------------------------------- storing

@@ -42,12 +42,12 @@ inline void rms_norm(Team& team, const float* x, const float* add_to, const floa
     rms_norm_row(x + row, add_to ? add_to + row : nullptr, weight, eps, n, normed + row, total ? total + row : nullptr);
 }
 
+inline vf silu(vf x) { return div(x, add(set1(1.0f), exp(sub(zero(), x)))); }
+
 inline void silu_mul_some(const float* gate, const float* up, int64_t n, float* out) {
-  for (int64_t i = 0; i < n; i += W) {
-    const vf g = load_some(gate + i, n - i);
-    const vf silu = div(g, add(set1(1.0f), exp(sub(zero(), g))));
-    store_some(out + i, mul(silu, load_some(up + i, n - i)), n - i);
-  }
+  int64_t i = 0;
+  for (; i + W <= n; i += W) store(out + i, mul(silu(load(gate + i)), load(up + i)));
+  if (i < n) store_some(out + i, mul(silu(load_some(gate + i, n - i)), load_some(up + i, n - i)), n - i);
 }
 
 inline void silu_mul(Team& team, const float* gate_up, int64_t m, int64_t n, float* out) {

@@ -60,11 +60,17 @@ inline float reduce_max(vf a) {
   return _mm_cvtss_f32(_mm_max_ss(half, _mm_shuffle_ps(half, half, 1)));
 }
 
-// W rounded floats as int8.
-inline void store_int8(int8_t* p, vf x) {
-  __m256i wide = _mm256_cvtps_epi32(x);
-  __m128i words = _mm_packs_epi32(_mm256_castsi256_si128(wide), _mm256_extracti128_si256(wide, 1));
-  _mm_storel_epi64(reinterpret_cast<__m128i*>(p), _mm_packs_epi16(words, words));
+inline vf load_int8(const int8_t* p) {
+  return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p))));
+}
+
+// A group of 32 rounded floats as int8.
+inline void store_group(int8_t* p, const vf* x) {
+  const __m256i low = _mm256_packs_epi32(_mm256_cvtps_epi32(x[0]), _mm256_cvtps_epi32(x[1]));
+  const __m256i high = _mm256_packs_epi32(_mm256_cvtps_epi32(x[2]), _mm256_cvtps_epi32(x[3]));
+  const __m256i order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);  // packs work on halves of a register
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p),
+                      _mm256_permutevar8x32_epi32(_mm256_packs_epi16(low, high), order));
 }
 
 // Keeps the compiler from adding the products up as a tree, which spills every one of them.

@@ -51,9 +51,14 @@ inline void reduce8(const vf* a, float* out) {
   for (int i = 0; i < 8; ++i) out[i] = reduce_add(a[i]);
 }
 
-// W rounded floats as int8.
-inline void store_int8(int8_t* p, vf x) {
-  _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtsepi32_epi8(_mm512_cvtps_epi32(x)));
+inline vf load_int8(const int8_t* p) {
+  return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))));
+}
+
+// A group of 32 rounded floats as int8.
+inline void store_group(int8_t* p, const vf* x) {
+  for (int i = 0; i < 2; ++i)
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(p + i * W), _mm512_cvtsepi32_epi8(_mm512_cvtps_epi32(x[i])));
 }
 
 // Dot products of one group of 32: lane c holds output channel c. `w` is the group's packed quants (word j of

@@ -110,9 +110,13 @@ inline void reduce8(const vf* a, float* out) {
   for (int i = 0; i < 8; ++i) out[i] = reduce_add(a[i]);
 }
 
-// W rounded floats as int8.
-inline void store_int8(int8_t* p, vf x) {
-  for (int i = 0; i < W; ++i) p[i] = static_cast<int8_t>(std::nearbyint(x.v[i]));
+inline vf load_int8(const int8_t* p) {
+  return lanes([&](int i) { return static_cast<float>(p[i]); });
+}
+
+// A group of 32 rounded floats as int8.
+inline void store_group(int8_t* p, const vf* x) {
+  for (int i = 0; i < 32; ++i) p[i] = static_cast<int8_t>(x[i / W].v[i % W]);
 }
 
 // Dot products of one group of 32: lane c holds output channel c. `w` is the group's packed quants (word j of
