@@ -16,6 +16,7 @@ from typing import TypeVar
 import torch
 
 T = TypeVar("T")
+BEGIN_S = 1e-3  # how long a launch waits at most for an idle device to begin
 
 
 class CpuQueue:
@@ -24,12 +25,22 @@ class CpuQueue:
     def __init__(self, n_threads: int) -> None:
         self.n_threads = n_threads
         self._work: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._idle = threading.Event()
+        self._begun = threading.Event()
         self._thread = threading.Thread(target=self._run, name="ramet-device", daemon=True)
         self._thread.start()
 
     def submit(self, work: Callable[[], None]) -> None:
-        """Queue `work`, which handles its own errors."""
+        """Queue `work`, which handles its own errors.
+
+        A device that has nothing to do needs the GIL to begin, which a caller that goes on with its own work would keep
+        for longer than the beginning takes.
+        """
+        idle = self._idle.is_set()
+        self._begun.clear()
         self._work.put(work)
+        if idle:
+            self._begun.wait(BEGIN_S)
 
     def call(self, function: Callable[[], T]) -> T:
         """Run `function` on the worker and wait for its value (or raise what it raised)."""
@@ -53,9 +64,17 @@ class CpuQueue:
     def _run(self) -> None:
         torch.set_num_threads(self.n_threads)
         with torch.inference_mode():
-            while (work := self._work.get()) is not None:
+            while (work := self._next()) is not None:
                 work()
                 del work  # a waiting worker must not keep the last step's tensors alive
+
+    def _next(self) -> Callable[[], None] | None:
+        if self._work.empty():
+            self._idle.set()
+        work = self._work.get()
+        self._idle.clear()
+        self._begun.set()
+        return work
 
 
 def default_threads() -> int:

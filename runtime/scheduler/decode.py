@@ -124,70 +124,50 @@ class DecodePlanner:
         )
 
     def _from_table(self, frame: Frame) -> DecodeStep:
-        """Work the arrays out from the page table, after giving a page to each row that stands at a border."""
-        rows, at, size = self.state.rows, frame.slots, self.state.page_size
+        """Work the arrays out from the page table. Rows that were forced tokens compute all of them."""
+        rows, at, size = self.state.rows, frame.slots, np.int32(self.state.page_size)
         before = rows.kv[at]
-        page_of, offset = np.divmod(before, np.int32(size))
-        self._grow(at[page_of >= rows.n_pages[at]])
-        indptr = np.zeros(frame.n + 1, np.int32)
-        np.cumsum(page_of + 1, out=indptr[1:])
-        pages = rows.pages
-        tables = [pages[slot, :n] for slot, n in zip(at.tolist(), (page_of + 1).tolist(), strict=True)]
         kv = before + frame.ones
+        if rows.n_runs:
+            kv = np.maximum(kv, rows.known[at])  # where a sample is in flight, its token is not known
+            qo, row, positions = _spread(frame, before, kv)
+            token_ids, last = self._run_ids(frame, before, qo, row, positions), qo[1:] - frame.ones
+        else:
+            qo, row, positions = frame.qo_indptr, frame.range, before
+            token_ids, last = self._token_ids(frame, before), frame.range
+        n_pages = (kv + (size - 1)) // size
+        self._grow_to(at, n_pages)
+        indptr = np.zeros(frame.n + 1, np.int32)
+        n_pages.cumsum(out=indptr[1:])
+        pages = rows.pages
+        tables = [pages[slot, :n] for slot, n in zip(at.tolist(), n_pages.tolist(), strict=True)]
+        page_of = positions // size
         return DecodeStep(
             kv=kv,
             counter=kv.astype(np.int64),
-            positions=before,
-            token_ids=self._token_ids(frame, before),
-            slots=pages[at, page_of].astype(np.int64) * size + offset,
-            last_page_len=offset + frame.ones,
-            kv_indptr=indptr,
-            kv_indices=np.concatenate(tables),
-            qo_indptr=frame.qo_indptr,
-            token_row=frame.range,
-            last=frame.range,
-            adjust=self._static_adjusts(frame, kv) if frame.static_rows else (),
-            drains=bool((kv >= frame.drain_at).any()),
-        )
-
-    def _with_runs(self, frame: Frame) -> DecodeStep:
-        """As from the table, and rows that were forced tokens compute all of them."""
-        rows, at, size = self.state.rows, frame.slots, self.state.page_size
-        before, known = rows.kv[at], rows.known[at]
-        kv = np.maximum(known, before + frame.ones)  # where a sample is in flight, its token is not known
-        lens = kv - before
-        self._grow_to(at, kv)
-        qo = np.zeros(frame.n + 1, np.int32)
-        np.cumsum(lens, out=qo[1:])
-        row = np.repeat(frame.range, lens)
-        positions = np.arange(qo[-1], dtype=np.int32) - (qo[:-1] - before)[row]
-        tokens: I32 = rows.flat_tokens[frame.flat[row] + positions]
-        tokens[positions >= known[row]] = FROM_TABLE
-        page_of, offset = np.divmod(positions, np.int32(size))
-        n_pages = (kv + np.int32(size - 1)) // np.int32(size)
-        indptr = np.zeros(frame.n + 1, np.int32)
-        np.cumsum(n_pages, out=indptr[1:])
-        tables = [rows.pages[slot, :n] for slot, n in zip(at.tolist(), n_pages.tolist(), strict=True)]
-        decode = DecodeStep(
-            kv=kv,
-            counter=kv.astype(np.int64),
             positions=positions,
-            token_ids=tokens,
-            slots=rows.pages[at[row], page_of].astype(np.int64) * size + offset,
-            last_page_len=kv - (n_pages - 1) * np.int32(size),
+            token_ids=token_ids,
+            slots=pages[at[row], page_of].astype(np.int64) * size + (positions - page_of * size),
+            last_page_len=kv - (n_pages - frame.ones) * size,
             kv_indptr=indptr,
             kv_indices=np.concatenate(tables),
             qo_indptr=qo,
             token_row=row,
-            last=qo[1:] - 1,
+            last=last,
             adjust=self._static_adjusts(frame, kv) if frame.static_rows else (),
-            drains=bool((kv >= frame.drain_at).any()),
+            drains=bool(np.count_nonzero(kv >= frame.drain_at)),
         )
-        self._account_runs(frame, before, kv)
-        rows.kv[at] = kv
+
+    def _with_runs(self, frame: Frame) -> DecodeStep:
+        """A step in which some rows compute tokens that they were forced."""
+        rows, at = self.state.rows, frame.slots
+        before = rows.kv[at]
+        decode = self._from_table(frame)
+        self._account_runs(frame, before, decode.kv)
+        rows.kv[at] = decode.kv
         self._last = None  # the next step's rows have other lengths
         if decode.drains:
-            self._drain(frame, kv)
+            self._drain(frame, decode.kv)
         return decode
 
     def _account_runs(self, frame: Frame, before: I32, kv: I32) -> None:
@@ -196,10 +176,10 @@ class DecodePlanner:
             state.account(frame.requests[j], int(before[j]), int(kv[j]))
         rows.clear_runs()
 
-    def _grow_to(self, slots: npt.NDArray[np.int64], kv: I32) -> None:
-        """Pages for `kv` tokens of each of `slots`."""
-        rows, size = self.state.rows, np.int32(self.state.page_size)
-        missing = (kv + (size - 1)) // size - rows.n_pages[slots]
+    def _grow_to(self, slots: npt.NDArray[np.int64], n_pages: I32) -> None:
+        """New pages for those of `slots` that have fewer than `n_pages`."""
+        rows = self.state.rows
+        missing = n_pages - rows.n_pages[slots]
         short = np.flatnonzero(missing > 0)
         if not len(short):
             return
@@ -208,6 +188,15 @@ class DecodePlanner:
         assert pages is not None, "room was made for these rows"
         for slot, end, n in zip(slots[short].tolist(), ends.tolist(), missing[short].tolist(), strict=True):
             rows.add_pages(slot, pages[end - n : end])
+
+    def _run_ids(self, frame: Frame, before: I32, qo: I32, row: I32, positions: I32) -> I32:
+        """The tokens to feed, of rows with several; a row whose sample is in flight has one."""
+        rows = self.state.rows
+        tokens: I32 = rows.flat_tokens[frame.flat[row] + positions]
+        unknown = before >= rows.known[frame.slots]
+        if np.count_nonzero(unknown):
+            tokens[qo[:-1][unknown]] = FROM_TABLE
+        return tokens
 
     def _token_ids(self, frame: Frame, before: I32) -> I32:
         """The tokens to feed; FROM_TABLE where a step in flight is still to sample them."""
@@ -241,3 +230,12 @@ class DecodePlanner:
             if terms is not None:
                 out.append(Adjust(j, add_ids=terms[0], add_values=terms[1]))
         return tuple(out)
+
+
+def _spread(frame: Frame, before: I32, kv: I32) -> tuple[I32, I32, I32]:
+    """(qo_indptr, token_row, positions) of rows that compute [before, kv)."""
+    lens = kv - before
+    qo = np.zeros(frame.n + 1, np.int32)
+    lens.cumsum(out=qo[1:])
+    row = frame.range.repeat(lens)
+    return qo, row, np.arange(qo[-1], dtype=np.int32) - (qo[:-1] - before)[row]

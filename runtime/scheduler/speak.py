@@ -191,14 +191,7 @@ class Speaker:
             return None
         state, rows, slot = self.state, self.state.rows, request.slot
         sampling = rows.kv[slot] >= rows.known[slot]  # a step in flight samples what is now known
-        verdict = None
-        for n, token in enumerate(tokens, 1):
-            rows.known[slot] += 1
-            self._move_on(request, token)
-            verdict = self._ending(request, token)
-            if verdict is not None:
-                del tokens[n:]
-                break
+        verdict = self._follow(request, tokens)
         count_jump(state, request, len(tokens))
         if verdict is None:
             if sampling:
@@ -208,6 +201,24 @@ class Speaker:
             else:
                 state.to_phase(request, Phase.PREFILL)
         return verdict
+
+    def _follow(self, request: Request, tokens: list[int]) -> tuple[Finish, int] | None:
+        """Take forced tokens in up to the first that ends the segment; those behind it are dropped from `tokens`."""
+        rows, slot, stops = self.state.rows, request.slot, request.stops
+        assert stops is not None
+        if stops.only_eos and stops.eos_ids.isdisjoint(tokens):  # only the last can end it
+            for token in tokens:
+                self._move_on(request, token)
+            rows.known[slot] += len(tokens)
+            return self._at_the_end(request, int(rows.known[slot]))
+        for n, token in enumerate(tokens, 1):
+            rows.known[slot] += 1
+            self._move_on(request, token)
+            verdict = self._ending(request, token)
+            if verdict is not None:
+                del tokens[n:]
+                return verdict
+        return None
 
     # -- segments and endings ----------------------------------------------------------------------------------
 
