@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from runtime.grammar.beginnings import Beginnings
 from runtime.grammar.cursor import Matcher
 from runtime.grammar.places import Atlas, Place
 from runtime.grammar.protocol import MaskRow
@@ -17,7 +18,7 @@ class PlacedMatcher:
 
     __slots__ = ("_atlas", "_fed", "_inner", "_make", "_places", "_tokens")
 
-    def __init__(self, atlas: Atlas, make: Callable[[], Matcher]) -> None:
+    def __init__(self, atlas: Atlas | Beginnings, make: Callable[[], Matcher]) -> None:
         self._atlas = atlas
         self._make = make
         self._inner: Matcher | None = None

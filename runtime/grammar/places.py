@@ -57,8 +57,27 @@ class Place:
         return not unforced or (self.forced is not None and not self.forced[1])
 
 
+class KeptRows:
+    """Masks that may be kept; equal ones are one."""
+
+    def __init__(self) -> None:
+        self._rows: dict[bytes, MaskRow] = {}
+        self.n_bytes = 0
+
+    def keep(self, row: MaskRow) -> MaskRow:
+        """A copy of the row."""
+        data = row.tobytes()
+        kept = self._rows.get(data)
+        if kept is None:
+            kept = self._rows[data] = row.copy()
+            self.n_bytes += 2 * len(data)
+        return kept
+
+
 class Atlas:
     """The places of one compiled grammar. Shared by its cursors; bounded, and begun anew when it is full."""
+
+    n_bytes = 256 << 10  # typically
 
     def __init__(self, grammar: Grammar, token_bytes: Sequence[bytes]) -> None:
         self._rules = grammar.rules
@@ -74,22 +93,17 @@ class Atlas:
 
     def _clear(self) -> None:
         self._places: dict[tuple[frozenset[Stack], bytes], Place] = {}
-        self._rows: dict[bytes, MaskRow] = {}
-        self._n_bytes = self._n_links = 0
+        self._rows = KeptRows()
+        self._n_links = 0
 
     def start(self) -> Place:
-        if len(self._places) > MAX_PLACES or self._n_bytes > MAX_ROW_BYTES or self._n_links > MAX_LINKS:
+        if len(self._places) > MAX_PLACES or self._rows.n_bytes > MAX_ROW_BYTES or self._n_links > MAX_LINKS:
             self._clear()
         return self._place(self._first, b"")
 
     def keep(self, row: MaskRow) -> MaskRow:
-        """A copy of the row that may be kept; equal rows are one."""
-        data = row.tobytes()
-        kept = self._rows.get(data)
-        if kept is None:
-            kept = self._rows[data] = row.copy()
-            self._n_bytes += 2 * len(data)
-        return kept
+        """A copy of the row that may be kept."""
+        return self._rows.keep(row)
 
     def after(self, place: Place, token: int) -> Place:
         """Where the token leads. A place like no other where that is not followed."""

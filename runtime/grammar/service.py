@@ -16,6 +16,7 @@ import msgspec
 
 from runtime.errors import InvalidRequest, RametError, RequestFailed
 from runtime.grammar.backends import Backend, BackendError, BackendName, Template, make_backend
+from runtime.grammar.beginnings import Beginnings, places_of
 from runtime.grammar.cache import ByteCache
 from runtime.grammar.cursor import Counters, GrammarCursor, MaskBudget, Matcher
 from runtime.grammar.gate import Gate, GrammarTimeout
@@ -24,7 +25,7 @@ from runtime.grammar.marker import MarkedCompiled, Marker
 from runtime.grammar.pace import Busy, step_aside
 from runtime.grammar.pieces import Pieces, packed_row
 from runtime.grammar.placed import PlacedMatcher
-from runtime.grammar.places import Atlas, atlas_of
+from runtime.grammar.places import Atlas
 from runtime.grammar.prepare import Choice, Prepared, param_of, prepare
 from runtime.grammar.protocol import Compiled, Cursor, MaskRow, Vocabulary
 from runtime.grammar.stepwise import StepwiseMatcher
@@ -38,7 +39,6 @@ _PREPARED_BYTES = 8 << 20
 READ_HERE = 6 * 1024  # bytes of text that are read in a few milliseconds
 _NICENESS = 15
 _OBJECTS = 40  # bytes of a grammar's objects for one byte of its text
-ATLAS_BYTES = 256 << 10  # what the places of one grammar take, typically
 
 
 def vocabulary(
@@ -58,17 +58,16 @@ class CompiledGrammar:
     stop_row: MaskRow
     counters: Counters
     budget: MaskBudget
-    atlas: Atlas | None = None
+    places: Atlas | Beginnings
     slowly: Pieces | None = None  # where forced text may be long: it is found byte by byte, with these
 
     @property
     def n_bytes(self) -> int:
-        return self.template.n_bytes + (ATLAS_BYTES if self.atlas is not None else 0)
+        return self.template.n_bytes + self.places.n_bytes
 
     def cursor(self) -> Cursor:
         make: Callable[[], Matcher] = self.template.matcher if self.slowly is None else self._stepwise
-        matcher = make() if self.atlas is None else PlacedMatcher(self.atlas, make)
-        return GrammarCursor(matcher, self.stops, self.stop_row, self.counters, self.budget)
+        return GrammarCursor(PlacedMatcher(self.places, make), self.stops, self.stop_row, self.counters, self.budget)
 
     def _stepwise(self) -> Matcher:
         assert self.slowly is not None
@@ -252,9 +251,9 @@ class CompileService:
             return self._refuse(key, InvalidRequest(f"{param}: {prepared.backend}: {error}", param=param))
         except Exception as error:
             return self._land(key, None, _internal(error))
-        atlas = atlas_of(prepared.grammar, self._vocab.token_bytes)
+        places = places_of(prepared.grammar, self._vocab.token_bytes)
         slowly = None if prepared.forces_little else self._pieces
-        compiled = CompiledGrammar(template, self._stops, self._stop_row, self._counters, self._budget, atlas, slowly)
+        compiled = CompiledGrammar(template, self._stops, self._stop_row, self._counters, self._budget, places, slowly)
         with self._lock:
             self._compiles += 1
             self._compile_s += self._clock() - start

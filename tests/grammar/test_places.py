@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from runtime.grammar.backends import BackendName
+from runtime.grammar.beginnings import MAX_DEPTH, MAX_PLACES, Beginnings
 from runtime.grammar.limits import Limits
 from runtime.grammar.places import _characters
 from runtime.grammar.prepare import prepare
@@ -34,7 +35,6 @@ SHAPES: dict[str, Any] = {
 def walk_beside(kit: Toolkit, spec: GrammarSpec, backend: BackendName, n_walks: int, n_tokens: int = 40) -> None:
     """Random walks, each beside a matcher of the engine that knows no other walk."""
     compiled: Any = kit.compile(spec, backend)
-    assert compiled.atlas is not None
     row, bare = np.zeros(kit.n_words, np.int32), np.zeros(kit.n_words, np.int32)
     for seed in range(n_walks):
         chooser = random.Random(seed)
@@ -69,10 +69,51 @@ def test_masks_and_forced_tokens_are_the_engines_own(kit: Toolkit, backend: Back
 @pytest.mark.parametrize("row", ROWS[::3], ids=str)
 def test_the_same_for_every_kind_of_keyword(kit: Toolkit, row: Row) -> None:
     spec = schema_spec(row.schema)
-    backend = prepare(spec, "auto", Limits()).backend
-    compiled: Any = kit.compile(spec, backend)
-    if compiled.atlas is not None:
-        walk_beside(kit, spec, backend, n_walks=2, n_tokens=25)
+    walk_beside(kit, spec, prepare(spec, "auto", Limits()).backend, n_walks=2, n_tokens=25)
+
+
+UNFOLLOWED = {
+    "long counter": GrammarSpec(kind="regex", spec="(ab|a|c){0,300}[a-z]{1,900}"),
+    "ambiguous": GrammarSpec(kind="ebnf", spec='root ::= root root | "a" | "bc" | ""'),
+    "long string": schema_spec({"type": "string", "pattern": "^.{1,5000}$"}),
+}
+
+
+@pytest.mark.parametrize("name", UNFOLLOWED)
+def test_the_beginnings_of_unfollowed_grammars_are_the_engines_own(kit: Toolkit, name: str) -> None:
+    spec = UNFOLLOWED[name]
+    compiled: Any = kit.compile(spec)
+    assert isinstance(compiled.places, Beginnings)
+    walk_beside(kit, spec, prepare(spec, "auto", Limits()).backend, n_walks=6, n_tokens=MAX_DEPTH + 4)
+
+
+def test_a_beginning_is_asked_of_an_engine_once(kit: Toolkit) -> None:
+    compiled: Any = kit.compile(UNFOLLOWED["long counter"])
+    row = np.zeros(kit.n_words, np.int32)
+    first = compiled.cursor()
+    assert first.fill(row)
+    token = int(np.flatnonzero(np.unpackbits(row.view(np.uint8), bitorder="little"))[0])
+    assert first.accept(token)
+    first.fill(row)
+    again = compiled.cursor()
+    assert again.allowed() is compiled.cursor().allowed()  # the very same row
+    assert again.accept(token)
+    assert again.allowed() is not None
+    assert again._matcher._inner is None  # no engine was needed
+
+
+def test_beginnings_are_bounded() -> None:
+    known = Beginnings([bytes([i]) for i in range(256)])
+    chooser = random.Random(0)
+    start = known.start()
+    for _ in range(MAX_PLACES):
+        place = known.start()
+        for _ in range(MAX_DEPTH + 3):
+            token = chooser.randrange(256)
+            place = place.by_token.get(token) or known.after(place, token)
+        assert place.ways is None  # too far from the beginning
+        assert known._n_places <= MAX_PLACES + MAX_DEPTH
+    assert known.start() is not start
 
 
 @pytest.mark.parametrize(

@@ -14,10 +14,10 @@ import numpy as np
 
 from runtime.errors import InvalidRequest
 from runtime.grammar.backends import Backend, BackendError, BackendName
+from runtime.grammar.beginnings import places_of
 from runtime.grammar.cursor import Counters, MaskBudget
 from runtime.grammar.limits import Limits
 from runtime.grammar.pieces import Pieces, packed_row
-from runtime.grammar.places import atlas_of
 from runtime.grammar.prepare import Choice, prepare
 from runtime.grammar.protocol import Compiled, Cursor, Vocabulary, mask_words
 from runtime.grammar.service import CompiledGrammar
@@ -59,7 +59,7 @@ class Toolkit:
             packed_row(stops, self.vocab.vocab_size),
             Counters(),
             MaskBudget(slow_s=10.0, once_s=60.0),  # the machine may be busy
-            atlas_of(prepared.grammar, self.vocab.token_bytes),
+            places_of(prepared.grammar, self.vocab.token_bytes),
         )
 
     def takes(self, compiled: Compiled, text: str) -> bool:
