@@ -9,37 +9,26 @@ namespace ramet {
 
 namespace {
 
-constexpr int kSpins = 4000;       // some ten microseconds
-constexpr int kLongSpins = 60000;  // about a millisecond
-constexpr int kWary = 256;         // waits
-constexpr std::chrono::microseconds kLost(300);
+constexpr int kLateSpins = 4000;       // about a tenth of a millisecond: a mate that is not there by now is late
+constexpr int kPatientSpins = 40'000;  // about a millisecond
 
 using Clock = std::chrono::steady_clock;
 
-// Lets others run. To a thread that computes, a yield gives the core for milliseconds, and then the next barrier finds this
-// thread missing, and its mates yield in turn: after such a loss the next waits spin for longer.
-void yield_core(int* wary) {
-  const auto begin = Clock::now();
-  sched_yield();
-  if (Clock::now() - begin > kLost) *wary = kWary;
-}
-
 }  // namespace
 
+// Who waits hardly ever lets others run: to a thread that computes, a yield costs the core for milliseconds, and then the next
+// barrier finds this thread missing, and its mates wait in turn.
 void Barrier::wait(int size) {
-  thread_local int wary = 0;
   const uint32_t round = round_.load(std::memory_order_acquire);
   if (waiting_.fetch_add(1, std::memory_order_acq_rel) == size - 1) {
     waiting_.store(0, std::memory_order_relaxed);
     round_.store(round + 1, std::memory_order_release);
     return;
   }
-  const int limit = wary > 0 ? kLongSpins : kSpins;
-  wary = std::max(0, wary - 1);
   Clock::time_point late{};
   for (int spins = 0; round_.load(std::memory_order_acquire) == round; ++spins) {
-    if (spins == kSpins) late = Clock::now();
-    if (spins >= limit) yield_core(&wary);
+    if (spins == kLateSpins) late = Clock::now();
+    if (spins >= kPatientSpins) sched_yield();
 #if defined(__x86_64__)
     else __builtin_ia32_pause();
 #endif

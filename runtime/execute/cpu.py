@@ -25,8 +25,9 @@ class CpuQueue:
     def __init__(self, n_threads: int) -> None:
         self.n_threads = n_threads
         self._work: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-        self._idle = threading.Event()
-        self._begun = threading.Event()
+        self._idle = False
+        self._begun = threading.Lock()  # let go of when an idle device takes work: for whoever gave it
+        self._begun.acquire()
         self._thread = threading.Thread(target=self._run, name="ramet-device", daemon=True)
         self._thread.start()
 
@@ -36,11 +37,11 @@ class CpuQueue:
         A device that has nothing to do needs the GIL to begin, which a caller that goes on with its own work would keep
         for longer than the beginning takes.
         """
-        idle = self._idle.is_set()
-        self._begun.clear()
+        idle = self._idle
+        self._begun.acquire(blocking=False)  # what an earlier caller did not wait for
         self._work.put(work)
         if idle:
-            self._begun.wait(BEGIN_S)
+            self._begun.acquire(timeout=BEGIN_S)
 
     def call(self, function: Callable[[], T]) -> T:
         """Run `function` on the worker and wait for its value (or raise what it raised)."""
@@ -69,11 +70,13 @@ class CpuQueue:
                 del work  # a waiting worker must not keep the last step's tensors alive
 
     def _next(self) -> Callable[[], None] | None:
-        if self._work.empty():
-            self._idle.set()
+        self._idle = self._work.empty()
         work = self._work.get()
-        self._idle.clear()
-        self._begun.set()
+        self._idle = False
+        try:
+            self._begun.release()
+        except RuntimeError:
+            return work  # nobody waited for the last beginning either
         return work
 
 
