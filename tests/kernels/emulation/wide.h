@@ -48,6 +48,15 @@ inline simde__m512 cvtepi32_ps(simde__m512i a) {
   for (int i = 0; i < 16; ++i) y[i] = static_cast<float>(x[i]);
   return put<simde__m512>(y);
 }
+inline simde__m512i cvtepi8_epi32(__m128i a) {
+  int8_t in[16];
+  int32_t out[16];
+  std::memcpy(in, &a, sizeof in);
+  for (int i = 0; i < 16; ++i) out[i] = in[i];
+  simde__m512i wide;
+  std::memcpy(&wide, out, sizeof out);
+  return wide;
+}
 inline simde__m512i cvtepu16_epi32(__m256i a) {
   uint16_t x[16];
   uint32_t y[16];
@@ -206,6 +215,7 @@ inline void dpb(int c, int a, int b) {
 #undef _mm512_cvtps_epi32
 #undef _mm512_cvtepi32_ps
 #undef _mm512_cvtepu16_epi32
+#undef _mm512_cvtepi8_epi32
 #undef _mm512_cvtph_ps
 #undef _mm512_cvtps_ph
 #undef _mm512_reduce_add_ps
@@ -223,6 +233,7 @@ inline void dpb(int c, int a, int b) {
 #define _mm512_cvtps_epi32(a) ramet_emulation::cvtps_epi32(a)
 #define _mm512_cvtepi32_ps(a) ramet_emulation::cvtepi32_ps(a)
 #define _mm512_cvtepu16_epi32(a) ramet_emulation::cvtepu16_epi32(a)
+#define _mm512_cvtepi8_epi32(a) ramet_emulation::cvtepi8_epi32(a)
 #define _mm512_cvtph_ps(a) ramet_emulation::cvtph_ps(a)
 #define _mm512_cvtps_ph(a, mode) ramet_emulation::cvtps_ph(a)
 #define _mm512_reduce_add_ps(a) ramet_emulation::reduce_add(a)
