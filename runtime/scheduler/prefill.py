@@ -29,7 +29,8 @@ class PrefillPlanner:
         self._turn = 0
 
     def has_work(self) -> bool:
-        """Whether some prompt may move on or start. Who waits for a grammar only costs the others next to nothing."""
+        """Take grammars that are ready, and say whether some prompt may move on or start. Who only waits for a grammar
+        costs the others next to nothing."""
         state = self.state
         for request in list(state.prefill):
             resolve_grammar(state, request)
