@@ -45,7 +45,9 @@ inline void quant_rows(const LinearWeight& w, int64_t panel, const QuantizedRows
   }
   for (int64_t g = 0; g < groups; ++g, from += group_bytes(F)) {
     const uint8_t* quants = from + (F == Format::Q4_1 ? 4 * W : 2 * W);
-    for (int64_t i = 0; i < lines; ++i, ahead += 64) __builtin_prefetch(ahead);
+    __builtin_prefetch(ahead);
+    for (int64_t i = 1; i < lines; ++i) __builtin_prefetch(ahead + i * 64);
+    ahead += lines * 64;
     if (F == Format::Q8) dot_q8<R, P>(quants, stride, q, scales, g, dot);
     else dot_q4<R, P>(quants, stride, q, scales, g, dot);
     for (int p = 0; p < P; ++p) {
@@ -58,6 +60,12 @@ inline void quant_rows(const LinearWeight& w, int64_t panel, const QuantizedRows
       }
     }
     for (int r = 0; r < R; ++r) q[r] += kGroup;
+  }
+  float* to = out + row * w.n + panel * kQuantPanel;
+  if (!w.bias && !accumulate && (panel + P) * kQuantPanel <= w.n) {
+    for (int r = 0; r < R; ++r)
+      for (int p = 0; p < P; ++p) store(to + r * w.n + p * kQuantPanel, total[p][r]);
+    return;
   }
   for (int p = 0; p < P; ++p) {
     const int64_t column = (panel + p) * kQuantPanel, count = std::min<int64_t>(W, w.n - column);
