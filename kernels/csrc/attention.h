@@ -191,10 +191,11 @@ class Attention {
                                             t.scores + r * kKeyBlock);
         });
       });
-    for (int r = 0; r < h.rows(); ++r)
-      if (first[r % rows] < limit[r % rows])
-        soften(t.scores + r * kKeyBlock, first[r % rows], limit[r % rows], s_, t.peak + r, t.total + r,
-               t.mixed + r * d_, d_);
+    for (int i = 0; i < h.n(); ++i)
+      by_rows(rows, [&](auto n, int r) {
+        const int at = i * rows + r;
+        soften<n.value>(t.scores + at * kKeyBlock, first + r, limit + r, s_, t.peak + at, t.total + at, t.mixed + at * d_, d_);
+      });
     for (int i = 0; i < h.n(); ++i)
       each_head(here, next, kv_.v, h, i, t, [&](auto format, const BlockHeads& values, int from, int to) {
         by_rows(rows, [&](auto n, int r) {

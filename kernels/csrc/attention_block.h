@@ -124,8 +124,8 @@ inline void mix_block(const float* weights, const BlockHeads& values, const int3
 template <class Work>
 inline void by_rows(int rows, Work work) {
   int r = 0;
-  for (; rows - r >= 4; r += 4) work(std::integral_constant<int, 4>(), r);
-  if (rows - r == 3) work(std::integral_constant<int, 3>(), r);
+  for (; rows - r >= 3 && rows - r != 4; r += 3) work(std::integral_constant<int, 3>(), r);
+  if (rows - r == 4) work(std::integral_constant<int, 4>(), r);
   if (rows - r == 2) work(std::integral_constant<int, 2>(), r);
   if (rows - r == 1) work(std::integral_constant<int, 1>(), r);
 }
@@ -135,14 +135,14 @@ inline void rescale(float* mixed, int d, float by) {
   for (int c = 0; c < d; c += W) store(mixed + c, mul(load(mixed + c), set1(by)));
 }
 
-// Scores to weights for keys [first, limit) of the block; the others get weight 0.
-inline void soften(float* scores, int first, int limit, const AttentionSpec& s, float* peak, float* total,
-                   float* mixed, int d) {
-  auto hide = [&](float with) {
-    for (int j = 0; j < first; ++j) scores[j] = with;
-    for (int j = limit; j < kKeyBlock; ++j) scores[j] = with;
-  };
-  hide(-INFINITY);
+// A row's scores outside keys [first, limit) become `with`.
+inline void hide(float* scores, int first, int limit, float with) {
+  for (int j = 0; j < first; ++j) scores[j] = with;
+  for (int j = limit; j < kKeyBlock; ++j) scores[j] = with;
+}
+
+// The largest of a row's scaled scores, which are written back.
+inline float scale_scores(float* scores, int first, int limit, const AttentionSpec& s) {
   vf top = set1(-INFINITY);
   for (int j = 0; j < kKeyBlock; j += W) {
     vf x = mul(load(scores + j), set1(s.scale));
@@ -155,19 +155,40 @@ inline void soften(float* scores, int first, int limit, const AttentionSpec& s, 
   }
   if (s.soft_cap != 0.0f) {  // the cap made finite scores of hidden keys
     top = set1(-INFINITY);
-    hide(-INFINITY);
+    hide(scores, first, limit, -INFINITY);
     for (int j = 0; j < kKeyBlock; j += W) top = max(top, load(scores + j));
   }
-  const float best = std::max(*peak, reduce_max(top));
-  const float anchor = std::max(best, -FLT_MAX);  // finite, so -inf - anchor is never NaN
-  for (int j = 0; j < kKeyBlock; j += W) store(scores + j, exp(sub(load(scores + j), set1(anchor))));
-  hide(0.0f);
-  vf sum = zero();
-  for (int j = 0; j < kKeyBlock; j += W) sum = add(sum, load(scores + j));
-  const float keep = best == *peak ? 1.0f : exp_one(*peak - anchor);
-  *total = *total * keep + reduce_add(sum);
-  rescale(mixed, d, keep);
-  *peak = best;
+  return reduce_max(top);
+}
+
+// Scores to weights for each of R rows' keys [first, limit) of the block; the others get weight 0. The rows are taken step by
+// step together, since each alone waits for its own results most of the time.
+template <int R>
+inline void soften(float* scores, const int32_t* first, const int32_t* limit, const AttentionSpec& s, float* peak,
+                   float* total, float* mixed, int d) {
+  float best[R], anchor[R], keep[R], sum[R];
+  for (int r = 0; r < R; ++r) hide(scores + r * kKeyBlock, first[r], limit[r], -INFINITY);
+  for (int r = 0; r < R; ++r) best[r] = std::max(peak[r], scale_scores(scores + r * kKeyBlock, first[r], limit[r], s));
+  for (int r = 0; r < R; ++r) {
+    anchor[r] = std::max(best[r], -FLT_MAX);  // finite, so -inf - anchor is never NaN
+    keep[r] = best[r] == peak[r] ? 1.0f : exp_one(peak[r] - anchor[r]);
+    peak[r] = best[r];
+  }
+  for (int j = 0; j < kKeyBlock; j += W)
+    for (int r = 0; r < R; ++r) {
+      float* some = scores + r * kKeyBlock + j;
+      store(some, exp(sub(load(some), set1(anchor[r]))));
+    }
+  for (int r = 0; r < R; ++r) hide(scores + r * kKeyBlock, first[r], limit[r], 0.0f);
+  for (int r = 0; r < R; ++r) {
+    vf all = zero();
+    for (int j = 0; j < kKeyBlock; j += W) all = add(all, load(scores + r * kKeyBlock + j));
+    sum[r] = reduce_add(all);
+  }
+  for (int r = 0; r < R; ++r) {
+    total[r] = total[r] * keep[r] + sum[r];
+    rescale(mixed + r * d, d, keep[r]);
+  }
 }
 
 // The split (peak, total, mixed) joins what the splits before it gave.
