@@ -207,6 +207,7 @@ struct Scratch {
   float* narrow;       // [tokens, widest layer input]
   float* block;        // [kRowBlock, widest layer input]
   QuantizedRows rows;  // [tokens, widest layer input]
+  QuantizedRows block_rows;  // [kRowBlock, widest layer input]
   float* kept;         // [chosen, hidden], then [chosen, input of the last layer's `out`]
   float* partial;      // [n_partial, heads, dim + 2]
 };

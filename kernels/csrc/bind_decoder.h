@@ -193,6 +193,7 @@ class Decoder {
             arena_.take<float>(1, tokens * narrow),
             arena_.take<float>(8, kRowBlock * narrow),
             {arena_.take<int8_t>(2, tokens * narrow), arena_.take<GroupScale>(3, tokens * groups), groups},
+            {arena_.take<int8_t>(9, kRowBlock * narrow), arena_.take<GroupScale>(10, kRowBlock * groups), groups},
             nullptr,
             arena_.take<float>(4, partial)};
   }

@@ -93,7 +93,7 @@ class Arena {
     uint8_t* data = nullptr;
     int64_t bytes = 0;
   };
-  Room slots_[9];
+  Room slots_[11];
 };
 
 struct Weight {

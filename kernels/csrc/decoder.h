@@ -8,6 +8,7 @@ namespace RAMET_ARCH {
 
 constexpr int64_t kFewRows = 2;  // so few rows are sooner prepared by every thread for itself than waited for
 constexpr int64_t kGrain = 4;    // panels that one thread takes at least
+constexpr int64_t kGateRows = 8; // rows of some columns that one thread takes at least
 constexpr int64_t kAsked = 16 << 10;  // bytes of the next weight that are asked for before its turn
 
 // Rows as a product reads them: float32, or quantised where its weight is.
@@ -80,7 +81,7 @@ class Decoder {
     gate_only.n /= 2;
     multiply(layer.out, as_read(mixed, layer.out), hidden_, true, &gate_only);
     gate(layer);
-    multiply(layer.down, {scratch_.block, shared(layer.down)}, hidden_, true, next);
+    multiply(layer.down, {scratch_.block, activated(layer.down)}, hidden_, true, next);
   }
 
   // From here on there are the chosen tokens only. Returns what attention gave them.
@@ -123,6 +124,9 @@ class Decoder {
 
   bool few() const { return rows_ <= kFewRows; }
   QuantizedRows shared(const LinearWeight& w) const { return {scratch_.rows.q, scratch_.rows.scales, w.k / kGroup}; }
+  QuantizedRows activated(const LinearWeight& down) const {
+    return {scratch_.block_rows.q, scratch_.block_rows.scales, down.k / kGroup};
+  }
   QuantizedRows own(const LinearWeight& w) const { return {own_.q.data(), own_.scales.data(), w.k / kGroup}; }
 
   // Calls work(range) until all of [0, n) is done. Most is dealt out; the rest goes to whoever has time, since threads that
@@ -132,14 +136,22 @@ class Decoder {
     if (team_.size == 1) return work(Range{0, n});
     std::atomic<int64_t>& counter = team_.counters[2 + turn_];
     const int64_t own = dealt(n, grain), begin = own * team_.size;
-    const int64_t piece = std::max(grain, (n - begin) / (4 * team_.size) / grain * grain);
     if (own) work(Range{team_.id * own, (team_.id + 1) * own});
-    for (int64_t at = begin + counter.fetch_add(piece); at < n; at = begin + counter.fetch_add(piece))
-      work(Range{at, std::min(n, at + piece)});
+    for (Range some = claim(counter, begin, n, grain); some.begin < n; some = claim(counter, begin, n, grain)) work(some);
     if (next && few()) ask_for(*next);
     team_.sync();
     if (team_.id == 0) counter.store(0);
     turn_ ^= 1;
+  }
+  // The next of [begin, n): less and less, so that all are done at about the same time.
+  Range claim(std::atomic<int64_t>& counter, int64_t begin, int64_t n, int64_t grain) const {
+    int64_t at = counter.load(), piece;
+    do {
+      const int64_t left = n - begin - at;
+      piece = std::min(left, std::max(grain, left / (2 * team_.size) / grain * grain));
+      if (left <= 0) return {n, n};
+    } while (!counter.compare_exchange_weak(at, at + piece));
+    return {begin + at, begin + at + piece};
   }
   int64_t dealt(int64_t n, int64_t grain) const { return n * 3 / 4 / team_.size / grain * grain; }
 
@@ -229,33 +241,50 @@ class Decoder {
     });
   }
 
-  // silu(gate) * up, in the form the next product reads. A thread takes whole groups of columns of both halves, so with
-  // rows of its own to read from it need not wait for the others in between.
+  // silu(gate) * up, in the form the next product reads. Who computes some columns of both also activates them: nobody waits
+  // in between, and they never leave the core.
   void gate(const Layer& layer) {
     const LinearWeight& w = layer.gate_up;
-    const int64_t n = step_.intermediate, per_group = kGroup / panel_width(w.format);
-    const Rows rows = normed(layer.norm_before_mlp, w, scratch_.block);
-    const bool at_once = few() && n % kGroup == 0;
-    if (!at_once) multiply(w, rows, scratch_.wide, false, nullptr);
-    together(ceil_div(n, kGroup), 1, &layer.down, [&](Range groups) {
-      const int64_t begin = groups.begin * per_group, end = groups.end * per_group, up = n / kGroup * per_group;
-      if (at_once) {
-        product({begin, end}, w, rows.x, rows_, rows.quantized, scratch_.wide, false);
-        product({up + begin, up + end}, w, rows.x, rows_, rows.quantized, scratch_.wide, false);
+    const int64_t n = step_.intermediate;
+    if (n % kGroup) return gate_by_halves(layer);
+    const Rows rows = normed(layer.norm_before_mlp, w, scratch_.wide);
+    const int64_t parts = ceil_div(rows_, kGateRows);
+    together(n / kGroup * parts, 1, &layer.down, [&](Range items) {
+      for (int64_t at = items.begin; at < items.end;) {
+        const int64_t group = at / parts, part = at % parts, stop = std::min(parts, part + items.end - at);
+        gate_group(layer, rows, group, {part * kGateRows, std::min(rows_, stop * kGateRows)});
+        at += stop - part;
       }
-      activate(layer.down, groups.begin * kGroup, std::min(n, groups.end * kGroup));
     });
   }
 
-  void activate(const LinearWeight& next, int64_t begin, int64_t end) {
-    const int64_t n = step_.intermediate;
-    if (begin >= end) return;
-    for (int64_t row = 0; row < rows_; ++row) {
-      const float* gate = scratch_.wide + row * 2 * n;
-      float* to = scratch_.block + row * n;
-      silu_mul_some(gate + begin, gate + n + begin, end - begin, to + begin);
-      if (is_quantized(next.format)) quantize_row(to, row, begin / kGroup, end / kGroup, shared(next));
+  void gate_group(const Layer& layer, const Rows& all, int64_t group, Range some) {
+    const LinearWeight& w = layer.gate_up;
+    const int64_t n = step_.intermediate, column = group * kGroup, count = some.end - some.begin;
+    const int64_t groups = all.quantized.groups;
+    const QuantizedRows quantized{all.quantized.q + some.begin * groups * kGroup, all.quantized.scales + some.begin * groups,
+                                  groups};
+    const int64_t panels = kGroup / panel_width(w.format);
+    float gate[kRowBlock * kGroup], up[kRowBlock * kGroup];
+    product({0, panels}, columns(w, column, kGroup), all.x + some.begin * w.k, count, quantized, gate, false);
+    product({0, panels}, columns(w, n + column, kGroup), all.x + some.begin * w.k, count, quantized, up, false);
+    for (int64_t i = 0; i < count; ++i) {
+      float* to = scratch_.block + (some.begin + i) * n + column;
+      silu_mul_some(gate + i * kGroup, up + i * kGroup, kGroup, to);
+      if (is_quantized(layer.down.format)) quantize_row(to - column, some.begin + i, group, group + 1, activated(layer.down));
     }
+  }
+
+  // The same where a group's columns are not whole panels.
+  void gate_by_halves(const Layer& layer) {
+    const int64_t n = step_.intermediate;
+    multiply(layer.gate_up, normed(layer.norm_before_mlp, layer.gate_up, scratch_.block), scratch_.wide, false, nullptr);
+    together(rows_, 1, &layer.down, [&](Range some) {
+      for (int64_t row = some.begin; row < some.end; ++row) {
+        const float* gate = scratch_.wide + row * 2 * n;
+        silu_mul_some(gate, gate + n, n, scratch_.block + row * n);
+      }
+    });
   }
 
   Team& team_;

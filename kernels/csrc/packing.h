@@ -48,6 +48,12 @@ inline int64_t packed_bytes(Format f, int64_t n, int64_t k) {
   return ceil_div(n, kFloatPanel) * kFloatPanel * padded_k(f, k) * element_bytes(f);
 }
 
+// The output channels [begin, begin + count) of a weight, whole panels, as one of its own.
+inline LinearWeight columns(const LinearWeight& w, int64_t begin, int64_t count) {
+  const int64_t width = panel_width(w.format), bytes = packed_bytes(w.format, w.n, w.k) / n_panels(w);
+  return {w.format, count, w.k, w.packed + begin / width * bytes, w.bias ? w.bias + begin : nullptr};
+}
+
 inline void pack_blocks(Format f, int64_t n, int64_t groups, const uint8_t* blocks, uint8_t* packed) {
   const int64_t source = block_bytes(f), n_scales = f == Format::Q4_1 ? 2 : 1;
   const int64_t words = quant_bytes(f) / (4 * W);
