@@ -6,7 +6,7 @@ seconds of this host. A frontend makes `rid`s unique; the client's own id, if an
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import msgspec
 import numpy as np
@@ -36,6 +36,11 @@ class GrammarSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     spec: str
     after: str | None = None  # free text until this marker (the end of thinking), then the grammar
     whitespace: Literal["fixed", "flexible"] = "fixed"
+
+    @property
+    def param(self) -> str:
+        """What an error of this grammar names."""
+        return self.kind if self.kind in get_args(GrammarKind) else "grammar"
 
 
 class Hints(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

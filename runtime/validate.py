@@ -114,9 +114,10 @@ def _check_grammar(grammar: GrammarSpec | None) -> None:
     if grammar is None:
         return
     if not isinstance(grammar, GrammarSpec) or not isinstance(grammar.spec, str):
-        raise InvalidRequest("The grammar must be given as text.", param="response_format")
+        param = grammar.param if isinstance(grammar, GrammarSpec) else "grammar"
+        raise InvalidRequest("The grammar must be given as text.", param=param)
     if not is_text(grammar.spec):
-        raise InvalidRequest("The grammar holds half a surrogate pair, which is no character.", param="response_format")
+        raise InvalidRequest("The grammar holds half a surrogate pair, which is no character.", param=grammar.param)
 
 
 def _check_namespace(key: NamespaceKey) -> None:

@@ -26,7 +26,7 @@ from runtime.grammar.regex import RegexError, parse_search
 from runtime.grammar.regular import Regex, alt, lengths, lit
 from runtime.grammar.seen import Seen
 
-PARAM = "response_format"
+PARAM = "json_schema"
 NodeOf = Callable[[Any, str], Node]
 
 _NUMBER = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf")

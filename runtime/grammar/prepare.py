@@ -20,7 +20,6 @@ from runtime.messages import GrammarSpec
 
 _LOG = logging.getLogger(__name__)
 Choice = Literal["auto", "xgrammar", "llguidance"]
-PARAMS = {"json_schema": "response_format", "json_object": "response_format"}
 _CHEAP_TEXT = 8 * 1024
 _CHEAP_TAGS = 64 * 1024
 _LARGE_TEXT = 24 * 1024
@@ -40,10 +39,6 @@ class Prepared:
     forces_little: bool = False
 
 
-def param_of(spec: GrammarSpec) -> str:
-    return PARAMS.get(spec.kind, spec.kind)
-
-
 def prepare(spec: GrammarSpec, choice_of: Choice, limits: Limits) -> Prepared:
     """Check, normalise and print. Raises InvalidRequest naming the place and the backend that cannot.
 
@@ -55,7 +50,7 @@ def prepare(spec: GrammarSpec, choice_of: Choice, limits: Limits) -> Prepared:
         with bounded_work():
             return _prepare(spec, choice_of, limits)
     except TooMuchWork:
-        reject(f"{param_of(spec)}: matching its constants against its patterns takes too long.", param_of(spec))
+        reject(f"{spec.param}: matching its constants against its patterns takes too long.", spec.param)
     except InvalidRequest as error:
         message = str(error).encode(errors="backslashreplace").decode()  # it may quote what no UTF-8 can hold
         raise InvalidRequest(message, param=error.param, code=error.code) from None
@@ -63,13 +58,13 @@ def prepare(spec: GrammarSpec, choice_of: Choice, limits: Limits) -> Prepared:
         raise
     except Exception as error:
         _LOG.exception("a grammar of kind %s could not be read", spec.kind)
-        reject(f"{param_of(spec)}: this grammar cannot be read ({type(error).__name__}).", param_of(spec))
+        reject(f"{spec.param}: this grammar cannot be read ({type(error).__name__}).", spec.param)
 
 
 def _prepare(spec: GrammarSpec, choice_of: Choice, limits: Limits) -> Prepared:
     match spec.kind:
         case "json_schema" | "json_object":
-            return _for_backend(_json(spec, limits), choice_of, limits, param_of(spec))
+            return _for_backend(_json(spec, limits), choice_of, limits, spec.param)
         case "choices":
             return _for_backend(_choices(spec, limits), choice_of, limits, "choices")
         case "regex":
@@ -84,16 +79,16 @@ def _prepare(spec: GrammarSpec, choice_of: Choice, limits: Limits) -> Prepared:
             cheap = grammars is not None and little and all(map(_cheap, grammars)) and len(text) <= _CHEAP_TAGS
             return Prepared("xgrammar", "structural_tag", text, cheap, forces_little=little)
         case other:
-            raise InvalidRequest(f"unknown grammar kind {str(other)[:40]!r}.", param="response_format")
+            raise InvalidRequest(f"unknown grammar kind {str(other)[:40]!r}.", param="grammar")
 
 
 def _json(spec: GrammarSpec, limits: Limits) -> Grammar:
     schema: Any = {"type": "object"}
     if spec.kind == "json_schema":
-        schema = limits.parse(spec.spec, "response_format")
+        schema = limits.parse(spec.spec, "json_schema")
         if not isinstance(schema, (dict, bool)):
-            reject("The JSON schema must be an object or a boolean.", "response_format")
-        limits.check_schema(schema, "response_format")
+            reject("The JSON schema must be an object or a boolean.", "json_schema")
+        limits.check_schema(schema, "json_schema")
     return schema_grammar(schema, spec.whitespace)
 
 
@@ -150,7 +145,7 @@ def _for_backend(grammar: Grammar, choice_of: Choice, limits: Limits, param: str
         return _prepared("llguidance", "lark", text, grammar, known_cheap=len(text) <= _CHEAP_TEXT)
     except CannotPrint as error:
         other = "llguidance can" if choice_of == "xgrammar" else "no other backend is configured"
-        at = f"JSON schema at '{error.where or '/'}'" if param == "response_format" else param
+        at = f"JSON schema at '{error.where or '/'}'" if param in ("json_schema", "json_object") else param
         reject(f"{at}: {error.what} cannot be enforced by {choice_of}; {other}.", param)
 
 

@@ -35,7 +35,7 @@ from runtime.grammar.nodes import (
 from runtime.grammar.pointer import escape, lookup
 from runtime.grammar.unevaluated import close_items, close_keys, unseen
 
-PARAM = "response_format"
+PARAM = "json_schema"
 _NOTHING = object()
 _REFUSED = {
     "$dynamicRef": "dynamic references",

@@ -26,7 +26,7 @@ from runtime.grammar.pace import Busy, step_aside
 from runtime.grammar.pieces import Pieces, packed_row
 from runtime.grammar.placed import PlacedMatcher
 from runtime.grammar.places import Atlas
-from runtime.grammar.prepare import Choice, Prepared, param_of, prepare
+from runtime.grammar.prepare import Choice, Prepared, prepare
 from runtime.grammar.protocol import Compiled, Cursor, MaskRow, Vocabulary
 from runtime.grammar.stepwise import StepwiseMatcher
 from runtime.messages import GrammarSpec
@@ -226,9 +226,9 @@ class CompileService:
                 choice: Choice = self._choice
                 if choice == "auto" and "xgrammar" not in self._backends:
                     choice = "llguidance"
-                prepared = self._gate.prepare(spec, choice, param_of(spec))
+                prepared = self._gate.prepare(spec, choice, spec.param)
             else:
-                self._gate.check(prepared.backend, prepared.kind, prepared.text, param_of(spec))
+                self._gate.check(prepared.backend, prepared.kind, prepared.text, spec.param)
             self._backend(prepared.backend)  # imported here: on the next lane, beside answers, that would take a minute
         except RametError as error:
             return self._refuse(key, error)
@@ -247,7 +247,7 @@ class CompileService:
         try:
             template = self._backend(prepared.backend).compile(prepared.kind, prepared.text)
         except BackendError as error:
-            param = param_of(spec)
+            param = spec.param
             return self._refuse(key, InvalidRequest(f"{param}: {prepared.backend}: {error}", param=param))
         except Exception as error:
             return self._land(key, None, _internal(error))

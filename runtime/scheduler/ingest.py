@@ -69,9 +69,9 @@ class Ingest:
             raise InvalidRequest(f"Request id {submit.rid!r} is in use by a running request.", param="rid")
         if submit.hints.expected_fanout < 0:
             raise InvalidRequest("expected_fanout must not be negative.", param="expected_fanout")
-        wants_grammar = submit.grammar is not None or any(s.grammar is not None for s in submit.segments)
-        if wants_grammar and state.grammar is None:
-            raise InvalidRequest("This engine has no grammar backend.", param="response_format")
+        grammars = [g for g in (submit.grammar, *(s.grammar for s in submit.segments)) if g is not None]
+        if grammars and state.grammar is None:
+            raise InvalidRequest("This engine has no grammar backend.", param=grammars[0].param)
         if len(state.queue) >= state.config.max_queue + state.rows.n_free:  # what can start at once does not wait
             retry_after_s = self._retry_after()
             raise QueueFull(

@@ -31,6 +31,8 @@ _FIELDS: Mapping[str, tuple[str, ...]] = {
     "choices": ("choices", "guided_choice", "structured_outputs"),
     "structural_tag": _GRAMMARS,
     "response_format": _GRAMMARS,
+    "json_schema": _GRAMMARS,
+    "json_object": ("json_object", *_GRAMMARS),
 }
 _INNER = {"text": "text.format", "output_config": "output_config.format"}  # fields whose `format` holds the schema
 _NESTED = {"sampling_params": "", "options": "options."}  # objects with fields of their own, and how these are named

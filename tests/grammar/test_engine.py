@@ -173,5 +173,5 @@ def test_thinking_then_the_answer(default: rt.Engine) -> None:
 def test_bad_grammars_are_refused_and_the_engine_lives(default: rt.Engine, options: dict[str, Any]) -> None:
     with pytest.raises(InvalidRequest) as caught:
         default.generate("x", max_tokens=4, **options)
-    assert caught.value.param in ("response_format", "regex", "ebnf")
+    assert caught.value.param in ("json_schema", "regex", "ebnf")
     assert default.generate("x", max_tokens=1, temperature=0).usage.completion_tokens == 1

@@ -142,7 +142,7 @@ def test_matching_constants_against_patterns_has_a_limit() -> None:
     start = time.monotonic()
     with pytest.raises(InvalidRequest, match="too long") as caught:
         prepare(schema_spec(schema), "auto", Limits())
-    assert caught.value.param == "response_format"
+    assert caught.value.param == "json_schema"
     assert time.monotonic() - start < 2 * QUICK_S
     plain = {"enum": [f"item-{i}" for i in range(3000)], "pattern": "^[a-z]+-[0-9]{1,4}$"}
     assert prepare(schema_spec(plain), "auto", Limits()).text

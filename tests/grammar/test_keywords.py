@@ -56,7 +56,7 @@ def test_refusals_name_the_place(kit: Toolkit, row: Refused, backend: BackendNam
     with pytest.raises(InvalidRequest) as caught:
         kit.compile(schema_spec(row.schema), backend)
     assert f"'{row.pointer}'" in str(caught.value), str(caught.value)
-    assert caught.value.param == "response_format"
+    assert caught.value.param == "json_schema"
 
 
 def test_auto_takes_what_either_takes(kit: Toolkit) -> None:

@@ -208,11 +208,11 @@ def test_the_worker_reads_large_grammars_too(gate: Gate) -> None:
     """Same text, same refusal as in this process, which is left alone meanwhile."""
     props = {f"field_{i}": {"type": "string", "maxLength": 9} for i in range(300)}
     spec = schema_spec({"type": "object", "properties": props, "required": list(props)})
-    found, own = gate.prepare(spec, "auto", "response_format"), prepare(spec, "auto", Limits())
+    found, own = gate.prepare(spec, "auto", "json_schema"), prepare(spec, "auto", Limits())
     assert (found.backend, found.kind, found.text) == (own.backend, own.kind, own.text)
     with pytest.raises(InvalidRequest, match="at '/properties/x/type'") as caught:
-        gate.prepare(schema_spec({"properties": {**props, "x": {"type": "no"}}}), "auto", "response_format")
-    assert caught.value.param == "response_format"
+        gate.prepare(schema_spec({"properties": {**props, "x": {"type": "no"}}}), "auto", "json_schema")
+    assert caught.value.param == "json_schema"
 
 
 def test_a_large_grammar_goes_to_the_worker_where_there_is_one(vocab: Vocabulary) -> None:

@@ -125,7 +125,7 @@ class FakeGrammars:
     def finish(self) -> None:
         for spec, future in self.waiting:
             if spec.spec == "bad":
-                future.set_exception(InvalidRequest("The grammar is wrong.", param="response_format"))
+                future.set_exception(InvalidRequest("The grammar is wrong.", param=spec.param))
             else:
                 future.set_result(FakeCompiled(spec))
         self.waiting.clear()

@@ -207,7 +207,7 @@ def test_grammars_are_canonical(engine: rt.Engine, option: dict[str, Any], kind:
         (["x", "y"], {"rid": "twice"}, "rid"),
         ("half \ud800", {}, "prompt"),
         ([{"role": "user", "content": "half \ud800"}], {}, "messages"),
-        ("x", {"regex": "\udc00"}, "response_format"),
+        ("x", {"regex": "\udc00"}, "regex"),
         ("x", {"stop": "\udfff"}, "stop"),
         ("x", {"stop": [1]}, "stop"),
         ("x", {"seed": "s", "n": 2}, "seed"),

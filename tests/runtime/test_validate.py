@@ -67,8 +67,8 @@ def test_a_good_request_passes() -> None:
             for bad in (((0, 5),), ((4, 5),), ((3, 64),), ((2, 5), (1, 5)))
         ),
         ({"params": SCORING, "scores": ((1, 5),), "prompt_logprobs_from": 1}, "scores"),
-        ({"grammar": GrammarSpec(kind="regex", spec=5)}, "response_format"),  # type: ignore[arg-type]
-        ({"grammar": GrammarSpec(kind="json_schema", spec='"\ud800"')}, "response_format"),
+        ({"grammar": GrammarSpec(kind="regex", spec=5)}, "regex"),  # type: ignore[arg-type]
+        ({"grammar": GrammarSpec(kind="json_schema", spec='"\ud800"')}, "json_schema"),
     ],
 )
 def test_each_bad_value_is_named(changes: dict[str, Any], param: str) -> None:
