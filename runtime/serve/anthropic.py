@@ -74,6 +74,7 @@ def to_turn(body: AnthropicBody, caller: Caller, max_tokens: int) -> Turn:
         choice=choice,
         parallel=parallel,
         answer=output_grammar(body),
+        whitespace=body.whitespace,
         template_args={} if thinking is None else {"enable_thinking": thinking != "disabled"},
         stream=bool(getattr(body, "stream", None)),
     )

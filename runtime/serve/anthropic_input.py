@@ -5,17 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import msgspec
-
 from runtime.errors import InvalidRequest
 from runtime.messages import GrammarSpec
-from runtime.serve.sampling import response_grammar
+from runtime.serve.sampling import GrammarFields, answer_grammar, response_grammar
 from runtime.serve.tools import Tool, ToolChoice, make_tool, read_choice
 
 Message = dict[str, Any]
 
 
-class AnthropicBody(msgspec.Struct, kw_only=True):
+class AnthropicBody(GrammarFields, kw_only=True):
     """What /v1/messages and count_tokens have in common. Unknown keys are ignored; null means unset."""
 
     model: str
@@ -128,6 +126,7 @@ def choice_of(body: AnthropicBody, tools: Sequence[Tool]) -> tuple[ToolChoice, b
 
 
 def output_grammar(body: AnthropicBody) -> GrammarSpec | None:
-    """The grammar of `output_config.format`."""
+    """The grammar of `output_config.format`, or of a field that the other doors have."""
     shape = body.output_config.get("format") if isinstance(body.output_config, Mapping) else None
-    return response_grammar(shape, "output_config.format")
+    name = "output_config.format"
+    return answer_grammar(body, (name, response_grammar(shape, name)))

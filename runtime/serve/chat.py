@@ -18,13 +18,7 @@ from runtime.serve.answers import Answers, AnswerState, News, now
 from runtime.serve.call_ids import random_id
 from runtime.serve.context import Caller, Serving
 from runtime.serve.openai_shapes import chat_logprobs, usage_object
-from runtime.serve.sampling import (
-    SamplingFields,
-    answer_grammar,
-    checked_limit,
-    response_grammar,
-    sampling_params,
-)
+from runtime.serve.sampling import SamplingFields, answer_grammar, checked_limit, sampling_params
 from runtime.serve.streams import AnswerStream, OpenAIWords, read_all
 from runtime.serve.tools import read_choice, read_tools
 from runtime.serve.trace import trace_of
@@ -56,7 +50,6 @@ class ChatRequest(SamplingFields, kw_only=True):
     stream_options: StreamOptions | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
-    response_format: Any = None
     tools: Any = None
     tool_choice: Any = None
     parallel_tool_calls: bool | None = None
@@ -107,7 +100,8 @@ def to_turn(body: ChatRequest, caller: Caller) -> Turn:
         tools=tools,
         choice=read_choice(body.tool_choice, tools),
         parallel=body.parallel_tool_calls is not False,
-        answer=answer_grammar(body, response_grammar(body.response_format)),
+        answer=answer_grammar(body),
+        whitespace=body.whitespace,
         template_args=template_args,
         add_generation_prompt=body.add_generation_prompt is not False,
         salt=body.cache_salt or body.extra_key,

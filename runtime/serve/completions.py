@@ -20,12 +20,7 @@ from runtime.serve.call_ids import random_id
 from runtime.serve.context import Serving
 from runtime.serve.openai_shapes import CompletionLogprobs, add_usage, finish_reason, usage_object
 from runtime.serve.prompts import Prompt, read_prompts
-from runtime.serve.sampling import (
-    SamplingFields,
-    answer_grammar,
-    response_grammar,
-    sampling_params,
-)
+from runtime.serve.sampling import SamplingFields, answer_grammar, sampling_params, spaced
 from runtime.serve.streams import AnswerStream, Feed, OpenAIWords, read_all
 from runtime.serve.trace import Trace, trace_of
 from runtime.serve.wire import DONE, around, event, json_response, read
@@ -54,7 +49,6 @@ class CompletionRequest(SamplingFields, kw_only=True):
     suffix: str | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    response_format: Any = None
     return_cached_tokens_details: bool | None = None
 
 
@@ -92,7 +86,7 @@ def _check(body: CompletionRequest) -> None:
 def _submits(body: CompletionRequest, prompts: Sequence[Prompt], trace: Trace) -> list[Submit]:
     limit = DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens
     params = sampling_params(body, limit, logprobs=body.logprobs is not None, top_logprobs=body.logprobs)
-    grammar = answer_grammar(body, response_grammar(body.response_format))
+    grammar = spaced(answer_grammar(body), body.whitespace)
     return [
         Submit(
             rid="",
@@ -183,7 +177,8 @@ class _Writer(OpenAIWords):
             )
             for c in firsts
         ]
-        return add_usage([*prompts, *(Usage(completion_tokens=c.n_tokens) for c in self._choices)])
+        answers = [Usage(completion_tokens=c.n_tokens, forced_tokens=c.usage.forced_tokens) for c in self._choices]
+        return add_usage([*prompts, *answers])
 
     def whole(self) -> dict[str, Any]:
         """The answer, when all of it is there."""

@@ -4,18 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
-import msgspec
 from msgspec.structs import replace
 
 from runtime.errors import InvalidRequest
-from runtime.messages import GrammarSpec, Submit
+from runtime.messages import Submit
 from runtime.params import SamplingParams
 from runtime.serve.agent_hints import AgentHints, hints_of
 from runtime.serve.context import Caller, Serving
 from runtime.serve.prompts import Prompt, read_prompts
-from runtime.serve.sampling import as_logit_bias, as_stops, canonical, checked_limit, only_grammar, with_options
+from runtime.serve.sampling import (
+    GRAMMAR_FIELDS,
+    GrammarFields,
+    answer_grammar,
+    as_logit_bias,
+    as_stops,
+    checked_limit,
+    spaced,
+)
 from runtime.serve.wire import convert
 
 DEFAULT_MAX_NEW_TOKENS = 128
@@ -32,7 +39,7 @@ _UNSUPPORTED = (
 )
 
 
-class NativeSampling(msgspec.Struct, kw_only=True):
+class NativeSampling(GrammarFields, kw_only=True):
     """`sampling_params`. Null means the default."""
 
     max_new_tokens: int | None = None
@@ -51,19 +58,12 @@ class NativeSampling(msgspec.Struct, kw_only=True):
     ignore_eos: bool | None = None
     skip_special_tokens: bool | None = None
     no_stop_trim: bool | None = None
-    regex: str | None = None
-    choices: list[str] | None = None
-    after: str | None = None
-    whitespace: Literal["fixed", "flexible"] | None = None
-    json_schema: str | dict[str, Any] | None = None
-    ebnf: str | None = None
-    structural_tag: str | dict[str, Any] | None = None
     logit_bias: dict[str, float] | None = None
     sampling_seed: int | None = None
 
 
-class GenerateRequest(msgspec.Struct, kw_only=True):
-    """The body. Unknown keys are ignored."""
+class GenerateRequest(GrammarFields, kw_only=True):
+    """The body. Unknown keys are ignored; fields of a grammar are refused here, since `sampling_params` has them."""
 
     text: Any = None
     input_ids: Any = None
@@ -117,6 +117,9 @@ def read_batch(serving: Serving, body: GenerateRequest, caller: Caller) -> Batch
     for name in _UNSUPPORTED:
         if _is_set(getattr(body, name)):
             raise InvalidRequest(f"{name} is not supported by this server.", param=name)
+    for name in GRAMMAR_FIELDS:
+        if _is_set(getattr(body, name)):
+            raise InvalidRequest(f"{name} is read inside sampling_params only.", param=name)
     prompts, is_list = _prompts(serving, body)
     sampling = _sampling(body.sampling_params, len(prompts))
     n = serving.check_batch(len(prompts), sampling[0].n)
@@ -174,7 +177,7 @@ def _item(body: GenerateRequest, i: int, prompt: Prompt, sampling: NativeSamplin
         rid="",
         tokens=prompt.packed,
         params=params,
-        grammar=_grammar(sampling),
+        grammar=spaced(answer_grammar(sampling), sampling.whitespace),
         namespace=caller.namespace(body.cache_salt or body.extra_key),
         client=caller.digest,
         group=caller.digest,
@@ -250,31 +253,6 @@ def _params(sampling: NativeSampling, logprobs: bool, top: int) -> SamplingParam
         logprobs=logprobs,
         top_logprobs=top,
     )
-
-
-def _grammar(sampling: NativeSampling) -> GrammarSpec | None:
-    found: list[GrammarSpec] = []
-    if sampling.regex is not None:
-        found.append(GrammarSpec(kind="regex", spec=sampling.regex))
-    if sampling.ebnf is not None:
-        found.append(GrammarSpec(kind="ebnf", spec=sampling.ebnf))
-    if sampling.json_schema is not None:
-        found.append(GrammarSpec(kind="json_schema", spec=_json(sampling.json_schema, "json_schema")))
-    if sampling.structural_tag is not None:
-        found.append(GrammarSpec(kind="structural_tag", spec=_json(sampling.structural_tag, "structural_tag")))
-    if sampling.choices is not None:
-        found.append(GrammarSpec(kind="choices", spec=canonical(sampling.choices)))
-    return with_options(only_grammar(found), sampling.after, sampling.whitespace)
-
-
-def _json(value: str | dict[str, Any], param: str) -> str:
-    """Canonical JSON of a value that may come as a string holding JSON."""
-    if isinstance(value, str):
-        try:
-            value = msgspec.json.decode(value)
-        except (msgspec.DecodeError, RecursionError) as error:
-            raise InvalidRequest(f"{param} is not valid JSON: {error}.", param=param) from None
-    return canonical(value)
 
 
 def _names(rid: str | list[str] | None, n_prompts: int) -> list[str]:

@@ -21,7 +21,7 @@ from runtime.serve.answers import Answers, AnswerState, News
 from runtime.serve.context import Caller, Serving
 from runtime.serve.errors import as_ramet_error, message_of
 from runtime.serve.prompts import read_prompts
-from runtime.serve.sampling import as_stops, canonical
+from runtime.serve.sampling import GrammarFields, answer_grammar, as_stops, canonical, spaced
 from runtime.serve.streams import AnswerStream, read_all
 from runtime.serve.tools import read_choice, read_tools
 from runtime.serve.trace import trace_of
@@ -49,7 +49,7 @@ class OllamaOptions(msgspec.Struct, kw_only=True):
     frequency_penalty: float | None = None
 
 
-class _OllamaBody(msgspec.Struct, kw_only=True):
+class _OllamaBody(GrammarFields, kw_only=True):
     model: str | None = None
     stream: bool | None = None
     format: Any = None
@@ -154,14 +154,15 @@ def _chat_turn(body: OllamaChatRequest, caller: Caller) -> Turn:
         caller=caller,
         tools=tools,
         choice=read_choice(None, tools),
-        answer=_format(body.format),
+        answer=answer_grammar(body, ("format", _format(body.format))),
+        whitespace=body.whitespace,
         template_args=_thinking(body.think),
         stream=body.stream is not False,
     )
 
 
 def _plan_generate(serving: Serving, body: OllamaGenerateRequest, caller: Caller) -> PlannedTurn:
-    params, answer = _params(body.options or OllamaOptions()), _format(body.format)
+    params, answer = _params(body.options or OllamaOptions()), answer_grammar(body, ("format", _format(body.format)))
     if not body.raw:
         system = [{"role": "system", "content": body.system}] if body.system else []
         messages = [*system, {"role": "user", "content": body.prompt}]
@@ -173,6 +174,7 @@ def _plan_generate(serving: Serving, body: OllamaGenerateRequest, caller: Caller
                 params=params,
                 caller=caller,
                 answer=answer,
+                whitespace=body.whitespace,
                 template_args=args,
                 stream=body.stream is not False,
             ),
@@ -182,7 +184,7 @@ def _plan_generate(serving: Serving, body: OllamaGenerateRequest, caller: Caller
         rid=serving.generator.new_rid(),
         tokens=prompt.packed,
         params=params,
-        grammar=answer,
+        grammar=spaced(answer, body.whitespace),
         namespace=caller.namespace(),
         client=caller.digest,
         group=caller.digest,

@@ -3,17 +3,39 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from typing import Any, Literal
 
 import msgspec
 
 from runtime.errors import InvalidRequest
-from runtime.messages import GrammarSpec
+from runtime.messages import GrammarKind, GrammarSpec
 from runtime.params import SamplingParams
 from runtime.serve.agent_hints import AgentHints
 
 
-class SamplingFields(msgspec.Struct, kw_only=True):
+class GrammarFields(msgspec.Struct, kw_only=True):
+    """Fields that ask for a grammar, the same on every door: our names and those of other servers."""
+
+    response_format: Any = None
+    json_schema: Any = None
+    json_object: bool | None = None
+    regex: str | None = None
+    ebnf: str | None = None
+    choices: list[str] | None = None
+    structural_tag: str | dict[str, Any] | None = None
+    grammar: str | None = None
+    guided_json: Any = None
+    guided_regex: str | None = None
+    guided_choice: list[str] | None = None
+    guided_grammar: str | None = None
+    guided_whitespace_pattern: Any = None
+    structured_outputs: dict[str, Any] | None = None
+    after: str | None = None
+    whitespace: Literal["fixed", "flexible"] | None = None
+
+
+class SamplingFields(GrammarFields, kw_only=True):
     """Fields that completions, chat and responses have in common. Null means unset; the rest is ignored."""
 
     temperature: float | None = None
@@ -33,17 +55,6 @@ class SamplingFields(msgspec.Struct, kw_only=True):
     include_stop_str_in_output: bool | None = None
     no_stop_trim: bool | None = None
     skip_special_tokens: bool | None = None
-    regex: str | None = None
-    ebnf: str | None = None
-    json_schema: Any = None
-    choices: list[str] | None = None
-    after: str | None = None
-    whitespace: Literal["fixed", "flexible"] | None = None
-    guided_json: Any = None
-    guided_regex: str | None = None
-    guided_choice: list[str] | None = None
-    guided_grammar: str | None = None
-    structured_outputs: dict[str, Any] | None = None
     cache_salt: str | None = None
     extra_key: str | None = None
     priority: int | None = None
@@ -104,95 +115,111 @@ def as_logit_bias(bias: dict[str, float] | None) -> dict[int, float]:
         raise InvalidRequest(f"logit_bias must map token ids to numbers: {error}.", param="logit_bias") from None
 
 
-_GRAMMAR_FIELDS = (
-    "json_schema",
-    "regex",
-    "ebnf",
-    "choices",
-    "structured_outputs",
-    "guided_json",
-    "guided_regex",
-    "guided_grammar",
-    "guided_choice",
-)
+# What each field asks for. `response_format` has a reader of its own, the others hold the grammar itself.
+_KINDS: Mapping[str, GrammarKind | Literal["response_format"]] = {
+    "response_format": "response_format",
+    "json_schema": "json_schema",
+    "json_object": "json_object",
+    "regex": "regex",
+    "ebnf": "ebnf",
+    "choices": "choices",
+    "structural_tag": "structural_tag",
+    "grammar": "ebnf",
+    "guided_json": "json_schema",
+    "guided_regex": "regex",
+    "guided_choice": "choices",
+    "guided_grammar": "ebnf",
+}
+_STRUCTURED: Mapping[str, tuple[type, GrammarKind | None]] = {
+    "json": (object, "json_schema"),
+    "regex": (str, "regex"),
+    "choice": (list, "choices"),
+    "grammar": (str, "ebnf"),
+    "json_object": (bool, "json_object"),
+    "structural_tag": (object, "structural_tag"),
+    "disable_fallback": (bool, None),
+    "disable_any_whitespace": (bool, None),
+}
+GRAMMAR_FIELDS = GrammarFields.__struct_fields__
 
 
-def sampling_grammar(fields: SamplingFields) -> GrammarSpec | None:
-    """The grammar asked for by the extension fields."""
-    if not any(getattr(fields, name) is not None for name in _GRAMMAR_FIELDS):  # as a rule
-        return None
-    extra = _structured_outputs(fields.structured_outputs or {})
-    found = [
-        *_schema_of("json_schema", fields.json_schema),
-        *_schema_of("guided_json", fields.guided_json),
-        *_schema_of("structured_outputs", extra.get("json")),
-        *(("regex", text) for text in (fields.regex, fields.guided_regex, extra.get("regex")) if text is not None),
-        *(("ebnf", text) for text in (fields.ebnf, fields.guided_grammar, extra.get("grammar")) if text is not None),
-        *(
-            ("choices", canonical(c))
-            for c in (fields.choices, fields.guided_choice, extra.get("choice"))
-            if c is not None
-        ),
-        *([("json_object", "{}")] if extra.get("json_object") else ()),
-        *(("structural_tag", _tag_text(tag)) for tag in (extra.get("structural_tag"),) if tag is not None),
-    ]
-    return only_grammar([GrammarSpec(kind=kind, spec=spec) for kind, spec in found])
-
-
-_STRUCTURED = {"json": object, "regex": str, "choice": list, "grammar": str, "json_object": bool}
-_STRUCTURED |= {"structural_tag": object, "disable_fallback": bool, "disable_any_whitespace": bool}
-
-
-def _structured_outputs(value: dict[str, Any]) -> dict[str, Any]:
-    """What it holds besides nulls. Words that are not read are refused: each of them changes the grammar."""
-    given = {name: inner for name, inner in value.items() if inner is not None}
-    for name, inner in given.items():
-        if not isinstance(inner, _STRUCTURED.get(name, ())):
-            why = "has a value of the wrong type" if name in _STRUCTURED else "is not supported"
-            raise InvalidRequest(f"structured_outputs.{name:.60} {why}.", param="structured_outputs")
-    return given
-
-
-def _tag_text(value: Any) -> str:
-    return value if isinstance(value, str) else canonical(value)
-
-
-def with_options(grammar: GrammarSpec | None, after: str | None, whitespace: str | None) -> GrammarSpec | None:
-    """The grammar with the options that stand beside it, which mean nothing on their own."""
-    options = {"after": after, "whitespace": whitespace}
-    given = {name: value for name, value in options.items() if value is not None}
+def answer_grammar(fields: GrammarFields, *shape: tuple[str, GrammarSpec | None]) -> GrammarSpec | None:
+    """The one grammar of a body, with the marker `after` which it begins. `shape`: a field of the dialect's own, and
+    what it says. `whitespace` is left to `spaced`, since tools may bring a grammar later."""
+    if fields.guided_whitespace_pattern is not None:
+        name = "guided_whitespace_pattern"
+        raise InvalidRequest(f'{name} is not supported; whitespace may be "fixed" or "flexible".', param=name)
+    given = [(name, value) for name in _KINDS if (value := getattr(fields, name)) is not None]
+    found = [(name, _read(_KINDS[name], value, name)) for name, value in given]
+    if fields.structured_outputs is not None:
+        found += _structured_outputs(fields.structured_outputs)
+    grammar = _only([(name, spec) for name, spec in (*shape, *found) if spec is not None])
+    if fields.after is None:
+        return grammar
     if grammar is None:
-        for name in given:
-            raise InvalidRequest(f"{name} goes with a grammar only.", param=name)
-        return None
-    return msgspec.structs.replace(grammar, **given) if given else grammar
+        raise InvalidRequest("after goes with a grammar only.", param="after")
+    return msgspec.structs.replace(grammar, after=fields.after)
 
 
-def answer_grammar(fields: SamplingFields, shape: GrammarSpec | None) -> GrammarSpec | None:
-    """The one grammar of a body: `shape` is what its dialect's own field says."""
-    found = [g for g in (shape, sampling_grammar(fields)) if g is not None]
-    return with_options(only_grammar(found), fields.after, fields.whitespace)
+def spaced(grammar: GrammarSpec | None, whitespace: Literal["fixed", "flexible"] | None) -> GrammarSpec | None:
+    """The grammar, the answer's or that of calls, with the whitespace asked for, which means nothing on its own."""
+    if whitespace is None:
+        return grammar
+    if grammar is None:
+        raise InvalidRequest("whitespace goes with a grammar only.", param="whitespace")
+    return msgspec.structs.replace(grammar, whitespace=whitespace)
 
 
-def _schema_of(name: str, value: Any) -> list[tuple[str, str]]:
-    if value is None:
-        return []
-    if isinstance(value, str):
-        try:
-            value = json.loads(value)
-        except (ValueError, RecursionError) as error:
-            raise InvalidRequest(f"{name} is not valid JSON: {error}.", param=name) from None
-    return [("json_schema", canonical(value))]
+def _read(kind: GrammarKind | Literal["response_format"], value: Any, where: str) -> GrammarSpec | None:
+    match kind:
+        case "response_format":
+            return response_grammar(value, where)
+        case "json_object":
+            return GrammarSpec(kind=kind, spec="{}") if value else None
+        case "json_schema" | "structural_tag":
+            return GrammarSpec(kind=kind, spec=canonical(_decoded(value, where)))
+        case "choices":
+            return GrammarSpec(kind=kind, spec=canonical(value))
+    return GrammarSpec(kind=kind, spec=value)
 
 
-def only_grammar(found: list[GrammarSpec]) -> GrammarSpec | None:
+def _structured_outputs(value: dict[str, Any]) -> list[tuple[str, GrammarSpec | None]]:
+    """The grammars in it. Words that are not read are refused: each of them changes the grammar."""
+    name = "structured_outputs"
+    found: list[tuple[str, GrammarSpec | None]] = []
+    for word, inner in value.items():
+        if inner is None:
+            continue
+        if word not in _STRUCTURED:
+            raise InvalidRequest(f"{name}.{word:.60} is not supported.", param=name)
+        kind_of_value, kind = _STRUCTURED[word]
+        if not isinstance(inner, kind_of_value):
+            raise InvalidRequest(f"{name}.{word} has a value of the wrong type.", param=name)
+        if kind is not None:
+            found.append((name, _read(kind, inner, name)))
+    return found
+
+
+def _decoded(value: Any, where: str) -> Any:
+    """A value that may come as a string holding JSON."""
+    if not isinstance(value, str):
+        return value
+    try:
+        return msgspec.json.decode(value)
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise InvalidRequest(f"{where} is not valid JSON: {error}.", param=where) from None
+
+
+def _only(found: list[tuple[str, GrammarSpec]]) -> GrammarSpec | None:
     """The one grammar among those found. A client that does not know its server may say the same one in every
     server's words; two that differ are refused."""
-    if len(set(found)) > 1:
-        raise InvalidRequest(
-            "At most one of response_format, json_schema, regex, ebnf and choices may be set.", param="response_format"
-        )
-    return found[0] if found else None
+    if not found:
+        return None
+    first, grammar = found[0]
+    for name, other in found:
+        if other != grammar:
+            raise InvalidRequest(f"At most one of {first} and {name} may be set: they differ.", param=first)
+    return grammar
 
 
 def canonical(value: Any) -> str:
@@ -200,7 +227,7 @@ def canonical(value: Any) -> str:
     try:
         return json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
     except (ValueError, RecursionError) as error:
-        raise InvalidRequest(f"The schema cannot be read: {error}.", param="response_format") from None
+        raise InvalidRequest(f"The schema cannot be read: {error}.", param="json_schema") from None
 
 
 def response_grammar(response_format: Any, where: str = "response_format") -> GrammarSpec | None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from msgspec.structs import replace
 
@@ -17,6 +17,7 @@ from runtime.params import SamplingParams
 from runtime.serve.call_grammar import auto_grammar, auto_parser
 from runtime.serve.call_ids import canonical_calls
 from runtime.serve.context import Caller, Serving
+from runtime.serve.sampling import spaced
 from runtime.serve.tools import NO_TOOLS, Tool, ToolChoice, check_tools, required_grammar
 from runtime.text.messages import Message, normalise_messages
 from runtime.text.parsers.base import FirstCallOnly, Parser, PlainParser
@@ -26,7 +27,10 @@ from runtime.text.parsers.reasoning import ReasoningParser, Start, start_of
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Turn:
-    """What a client asked for. `answer`: the grammar of a plain answer; `messages` are as they came."""
+    """What a client asked for. `answer`: the grammar of a plain answer; `messages` are as they came.
+
+    `whitespace`: of the grammar that the turn gets, the answer's or that of calls.
+    """
 
     messages: Any
     params: SamplingParams
@@ -35,6 +39,7 @@ class Turn:
     choice: ToolChoice = NO_TOOLS
     parallel: bool = True
     answer: GrammarSpec | None = None
+    whitespace: Literal["fixed", "flexible"] | None = None
     template_args: dict[str, Any] = field(default_factory=dict)
     add_generation_prompt: bool = True
     salt: str | None = None
@@ -61,7 +66,7 @@ class PlannedTurn:
 def plan_turn(serving: Serving, turn: Turn) -> PlannedTurn:
     """Render, tokenise and constrain a turn. Raises InvalidRequest naming what cannot be done."""
     text, ids = render_turn(serving, turn)
-    params, grammar = turn.params, _grammar(serving, turn)
+    params, grammar = turn.params, spaced(_grammar(serving, turn), turn.whitespace)
     uses_tools = turn.choice.mode != "none"
     family = serving.tool_family
     if uses_tools and family.special:
@@ -127,18 +132,13 @@ def _grammar(serving: Serving, turn: Turn) -> GrammarSpec | None:
         case "required" | "named":
             bound = [tool for tool in turn.tools if turn.choice.mode == "required" or tool.name == turn.choice.name]
             check_tools(bound, check)
-            return _spaced(required_grammar(turn.tools, turn.choice, parallel=turn.parallel), answer)
+            return required_grammar(turn.tools, turn.choice, parallel=turn.parallel)
         case "auto":
             grammar = auto_grammar(turn.tools, serving.tool_family, turn.answer, parallel=turn.parallel)
             if grammar is not None:
                 check_tools(turn.tools, check)
-            return grammar if grammar is None else _spaced(grammar, answer)
+            return grammar
     return answer
-
-
-def _spaced(calls: GrammarSpec, answer: GrammarSpec | None) -> GrammarSpec:
-    """Calls are written as the answer would be."""
-    return calls if answer is None else replace(calls, whitespace=answer.whitespace)
 
 
 def _parser_factory(serving: Serving, turn: Turn, start: Start) -> Callable[[], Parser]:
