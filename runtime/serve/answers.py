@@ -90,6 +90,7 @@ class Answers:
             prompt_tokens=self.n_prompt,
             completion_tokens=self.n_completion,
             cached_tokens=first.prompt_cached,
+            forced_tokens=sum(state.usage.forced_tokens for state in self.states),
             hints_honoured=first.hints_honoured,
             reasoning_tokens=sum(state.n_thought for state in self.states),
             miss=first.miss,

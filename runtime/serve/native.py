@@ -144,6 +144,7 @@ class _State:
             "weight_version": "default",
             "num_retractions": usage.retractions,
             "reasoning_tokens": self._n_thought,
+            "forced_tokens": usage.forced_tokens,
         }
         if usage.hints_honoured:
             meta["hints_honoured"] = usage.hints_honoured

@@ -18,23 +18,28 @@ def usage_object(usage: Usage) -> dict[str, Any]:
         "completion_tokens": usage.completion_tokens,
         "total_tokens": usage.prompt_tokens + usage.completion_tokens,
         "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
-        "completion_tokens_details": {"reasoning_tokens": usage.reasoning_tokens},
+        "completion_tokens_details": {
+            "reasoning_tokens": usage.reasoning_tokens,
+            "forced_tokens": usage.forced_tokens,
+        },
     }
 
 
 def add_usage(usages: Iterable[Usage]) -> Usage:
     """The usage of several prompts together."""
-    prompt = completion = cached = 0
+    prompt = completion = cached = forced = 0
     honoured: dict[str, None] = {}
     for usage in usages:
         prompt += usage.prompt_tokens
         completion += usage.completion_tokens
         cached += usage.cached_tokens
+        forced += usage.forced_tokens
         honoured |= dict.fromkeys(usage.hints_honoured)
     return Usage(
         prompt_tokens=prompt,
         completion_tokens=completion,
         cached_tokens=cached,
+        forced_tokens=forced,
         hints_honoured=tuple(honoured),
     )
 
