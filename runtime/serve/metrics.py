@@ -95,7 +95,7 @@ class Metrics:
     def collect(self) -> Iterator[Metric]:
         yield from self._collect_counters()
         yield from self._collect_histograms()
-        yield from self._collect_gauges()
+        yield from self._collect_scheduler()
 
     def _collect_counters(self) -> Iterator[Metric]:
         for row in COUNTERS:
@@ -128,18 +128,20 @@ class Metrics:
             family.add_metric(list(labels.values()), histogram.buckets(), histogram.total)
             yield family
 
-    def _collect_gauges(self) -> Iterator[Metric]:
+    def _collect_scheduler(self) -> Iterator[Metric]:
         for row in GAUGES:
             value = self._stats.get(row.key)
             if isinstance(value, int | float):
-                yield self._gauge(row.name, row.help, value)
+                yield self._number(row.name, row.help, value)
         for key, value in sorted(self._stats.items()):
             if isinstance(value, int | float) and not isinstance(value, bool):
-                yield self._gauge(f"ramet_scheduler_{key}", "The scheduler's own number.", value)
+                yield self._number(f"ramet_scheduler_{key}", "The scheduler's own number.", value)
 
-    def _gauge(self, name: str, text: str, value: float) -> Metric:
+    def _number(self, name: str, text: str, value: float) -> Metric:
+        """A counter if it is called a total, else a gauge. The page puts the `_total` on a counter's name itself."""
         labels = self._common(name)
-        family = GaugeMetricFamily(name, text, labels=list(labels))
+        kind = CounterMetricFamily if name.endswith("_total") else GaugeMetricFamily
+        family = kind(name, text, labels=list(labels))
         family.add_metric(list(labels.values()), value)
         return family
 
