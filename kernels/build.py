@@ -120,7 +120,7 @@ def _build(tools: Toolchain, root: Path, library: Path, extra: tuple[str, ...]) 
     variants: dict[str, tuple[str, ...]] = {"portable": (), **(_x86_variants(tools) if _is_x86() else {})}
     missing = tuple(f"-DRAMET_NO_{name.upper()}" for name in X86_VARIANTS if name not in variants)
     log.warning("Compiling the native CPU kernels into %s (once; a few minutes).", root)
-    jobs = {"plan": extra} | {f"kernels_{name}": (*flags, *extra) for name, flags in variants.items()}
+    jobs = {"barrier": extra, "plan": extra} | {f"kernels_{name}": (*flags, *extra) for name, flags in variants.items()}
     with ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:
         objects = list(pool.map(lambda job: _compile(tools, root, *job), jobs.items()))
     built = _bind(tools, root, objects, (*extra, *missing))

@@ -8,7 +8,7 @@ namespace RAMET_ARCH {
 
 constexpr int64_t kFewRows = 2;  // so few rows are sooner prepared by every thread for itself than waited for
 constexpr int64_t kGrain = 4;    // panels that one thread takes at least
-constexpr int64_t kGateRows = 8; // rows of some columns that one thread takes at least
+constexpr int64_t kGateRows = 8;  // rows of some columns that one thread takes at least
 constexpr int64_t kAsked = 16 << 10;  // bytes of the next weight that are asked for before its turn
 
 // Rows as a product reads them: float32, or quantised where its weight is.
