@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol
 
-from runtime.grammar.nodes import Array, Contains, Literal, Never, Node, TooComplex, item_node, value_key
+from runtime.grammar.nodes import Array, Contains, Literal, Never, Node, TooComplex, item_node, literals
 from runtime.grammar.rules import EMPTY_TEXT, NOTHING_FITS, Expr, choice, join, many
 
 MAX_PREFIX = 256
@@ -108,15 +108,12 @@ class _Unique:
     """One rule for each set of values already written."""
 
     def __init__(self, node: Array, comma: Expr, emit: Emitting) -> None:
-        items = emit.plain(node.items)
-        if isinstance(items, Never):
-            items = Literal(())
+        items = literals(emit.plain(node.items))
         if node.prefix or node.contains or not isinstance(items, Literal):
             raise TooComplex("uniqueItems of items that are not an enum")
-        values = {value_key(v): v for v in items.values}
-        if len(values) > MAX_UNIQUE_VALUES:
+        if len(items.values) > MAX_UNIQUE_VALUES:
             raise TooComplex(f"uniqueItems of an enum with more than {MAX_UNIQUE_VALUES} values")
-        self._texts = [emit.expr(Literal((v,))) for v in values.values()]
+        self._texts = [emit.expr(Literal((v,))) for v in items.values]
         self._node, self._comma, self._emit = node, comma, emit
         self._name = emit.unique("unique")
 

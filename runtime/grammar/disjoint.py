@@ -20,12 +20,14 @@ from runtime.grammar.nodes import (
 )
 from runtime.grammar.numbers import numbers
 from runtime.grammar.regular import NOTHING, lengths
+from runtime.grammar.work import step
 
 _MAX_DEPTH = 16
 
 
 def disjoint(a: Node, b: Node, resolve: Resolve, depth: int = 0) -> bool:
     """True if no value matches both."""
+    step()
     if depth > _MAX_DEPTH:
         return False
     match a, b:

@@ -1,7 +1,7 @@
 """The static check of grammars where requests come in: a bad one is refused before anything is queued.
 
 It needs no engine of grammars and no scheduler, so a frontend in a process of its own can make it. What passes is
-remembered. Texts that would hold up a frontend's loop are left to the scheduler's service, which checks all again.
+remembered. What would hold up a frontend's loop is left to the scheduler's service, which checks all again.
 """
 
 from __future__ import annotations
@@ -9,9 +9,11 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Callable
+from contextlib import suppress
 
 from runtime.grammar.limits import Limits
 from runtime.grammar.prepare import Choice, prepare
+from runtime.grammar.work import HERE_S, OutOfTime
 from runtime.messages import GrammarSpec, Submit
 
 MAX_TEXT = 16 * 1024  # bytes of a schema: some ten milliseconds
@@ -43,11 +45,12 @@ class GrammarDoor:
             if spec in self._passed:
                 self._passed.move_to_end(spec)
                 return
-        self._check(spec)
+        with suppress(OutOfTime):  # the service has a process for it
+            self._check(spec)
         with self._lock:
             self._passed[spec] = None
             if len(self._passed) > _REMEMBERED:
                 self._passed.popitem(last=False)
 
     def _prepare(self, spec: GrammarSpec) -> None:
-        prepare(spec, self._backend, Limits())
+        prepare(spec, self._backend, Limits(), HERE_S)

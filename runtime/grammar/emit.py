@@ -55,6 +55,7 @@ from runtime.grammar.rules import (
     prune,
 )
 from runtime.grammar.schema import Normaliser, cannot, implied, refuse
+from runtime.grammar.work import step
 
 MAX_RULES = 20_000
 _MAX_DOUBLE_INT = 10**15
@@ -127,6 +128,7 @@ class Emitter:
         return self.rule(f"fresh {len(self._named)}", lambda: expr)
 
     def expr(self, node: Node) -> Expr:
+        step()
         node = implied(node)
         match node:
             case Anything():

@@ -16,6 +16,7 @@ from typing import Any
 from runtime.grammar.numbers import Bound
 from runtime.grammar.regular import Regex, fullmatch
 from runtime.grammar.seen import UNSEEN, Seen
+from runtime.grammar.work import step
 
 MAX_ALTERNATIVES = 512
 MAX_MERGE_DEPTH = 64
@@ -35,12 +36,21 @@ class Never:
     """No value."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Literal:
     """One of some values (null and booleans are literals too)."""
 
     values: tuple[Any, ...]
     seen: Seen = UNSEEN
+
+    def _key(self) -> Hashable:
+        return tuple(map(value_key, self.values)), self.seen
+
+    def __eq__(self, other: object) -> bool:  # to Python 1 equals true
+        return isinstance(other, Literal) and self._key() == other._key()
+
+    def __hash__(self) -> int:
+        return hash(self._key())
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,6 +186,7 @@ def union(nodes: Iterable[Node]) -> Node:
         for part in node.nodes if isinstance(node, Union) else (node,):
             if isinstance(part, Anything):
                 return part
+            step(1 + len(flat) // 8)
             if not isinstance(part, Never) and part not in flat:
                 flat.append(part)
                 if len(flat) > MAX_ALTERNATIVES:  # told before the rest is worked out
@@ -185,8 +196,17 @@ def union(nodes: Iterable[Node]) -> Node:
     return flat[0] if len(flat) == 1 else Union(tuple(flat))
 
 
+def literals(node: Node) -> Node:
+    """Alternatives that are all literals as one, each value once; what is not, as it is."""
+    nodes = node.nodes if isinstance(node, Union) else () if isinstance(node, Never) else (node,)
+    if not all(isinstance(n, Literal) for n in nodes):
+        return node
+    return Literal(tuple({value_key(v): v for n in nodes if isinstance(n, Literal) for v in n.values}.values()))
+
+
 def conj(a: Node, b: Node, resolve: Resolve, depth: int = 0) -> Node:
     """The intersection. Raises TooComplex where it does not end (two recursive definitions at once)."""
+    step()
     if depth > MAX_MERGE_DEPTH:
         raise TooComplex("it merges a recursive definition with another schema without end")
     match a, b:
@@ -330,6 +350,7 @@ def string_matches(node: String, text: str) -> bool:
 
 def matches(node: Node, value: Any, resolve: Resolve) -> bool:
     """Whether a JSON value is valid."""
+    step()
     match node:
         case Anything():
             return True

@@ -14,8 +14,9 @@ from runtime.grammar.emit import schema_grammar
 from runtime.grammar.limits import Limits, reject
 from runtime.grammar.printers import CannotPrint, to_ebnf, to_lark
 from runtime.grammar.regex import RegexError, parse_full
-from runtime.grammar.regular import NOTHING, Regex, TooMuchWork, bounded_work, counted_depth, nested_repeat, size
+from runtime.grammar.regular import NOTHING, Regex, counted_depth, nested_repeat, size
 from runtime.grammar.rules import ROOT, Grammar, Leaf, Text, choice, leaves
+from runtime.grammar.work import OutOfTime, TooMuchWork, bounded_work
 from runtime.messages import GrammarSpec
 
 _LOG = logging.getLogger(__name__)
@@ -39,22 +40,23 @@ class Prepared:
     forces_little: bool = False
 
 
-def prepare(spec: GrammarSpec, choice_of: Choice, limits: Limits) -> Prepared:
-    """Check, normalise and print. Raises InvalidRequest naming the place and the backend that cannot.
+def prepare(spec: GrammarSpec, choice_of: Choice, limits: Limits, seconds: float | None = None) -> Prepared:
+    """Check, normalise and print. Raises InvalidRequest naming the place and the backend that cannot, OutOfTime where
+    that takes longer than `seconds`.
 
     A fault of ours is a refusal of this one request too.
     """
     if spec.after is not None and not 0 < len(spec.after.encode(errors="replace")) <= limits.marker_bytes:
         reject(f"The end-of-thinking marker must have 1 to {limits.marker_bytes} bytes.", "after")
     try:
-        with bounded_work():
+        with bounded_work(seconds=seconds):
             return _prepare(spec, choice_of, limits)
     except TooMuchWork:
         reject(f"{spec.param}: matching its constants against its patterns takes too long.", spec.param)
     except InvalidRequest as error:
         message = str(error).encode(errors="backslashreplace").decode()  # it may quote what no UTF-8 can hold
         raise InvalidRequest(message, param=error.param, code=error.code) from None
-    except RametError:
+    except (RametError, OutOfTime):
         raise
     except Exception as error:
         _LOG.exception("a grammar of kind %s could not be read", spec.kind)

@@ -6,13 +6,12 @@ empty string, `NOTHING` (a class of no characters) matches no text at all.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 
+from runtime.grammar.work import matched, step
+
 MAX_CHAR = 0x10FFFF
-MAX_WORK = 300_000  # positions that all matching of one grammar may look at: a tenth of a second
 Range = tuple[int, int]
 
 
@@ -107,6 +106,7 @@ def lit(text: str) -> Regex:
 
 def seq(*items: Regex) -> Regex:
     """Concatenation, flattened."""
+    step()
     flat: list[Regex] = []
     for item in items:
         flat += item.items if isinstance(item, Seq) else (item,)
@@ -117,6 +117,7 @@ def seq(*items: Regex) -> Regex:
 
 def alt(*items: Regex) -> Regex:
     """Alternation, flattened, without doubles; single-character branches merge into one class."""
+    step()
     flat: dict[Regex, None] = {}
     pairs: list[Range] = []
     for item in items:
@@ -233,34 +234,13 @@ def _outside(node: dict[str, dict], char: Class) -> Regex:
     return alt(*branches)
 
 
-class TooMuchWork(ValueError):
-    """Matching texts against expressions takes too long. No fault of either alone."""
-
-
-_left = threading.local()
-
-
-@contextmanager
-def bounded_work(limit: int = MAX_WORK) -> Iterator[None]:
-    """Within, `fullmatch` raises TooMuchWork when all its calls together have looked at `limit` positions."""
-    _left.work = limit
-    try:
-        yield
-    finally:
-        del _left.work
-
-
 def fullmatch(regex: Regex, text: str) -> bool:
-    """Whether the whole text matches (sets of positions; no backtracking)."""
+    """Whether the whole text matches (sets of positions; no backtracking). Raises TooMuchWork within `bounded_work`."""
     return len(text) in _ends(regex, text, {0})
 
 
 def _ends(regex: Regex, text: str, starts: set[int]) -> set[int]:
-    left = getattr(_left, "work", None)
-    if left is not None:
-        if left < 0:
-            raise TooMuchWork
-        _left.work = left - 1 - len(starts)
+    matched(1 + len(starts))
     match regex:
         case Class(pairs):
             return {i + 1 for i in starts if i < len(text) and any(lo <= ord(text[i]) <= hi for lo, hi in pairs)}

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from runtime.grammar.regular import NOTHING, Regex
+from runtime.grammar.work import step
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +79,7 @@ class Grammar:
 
 def join(*items: Expr) -> Expr:
     """Concatenation, flattened; neighbouring texts are merged, so what is forced is one piece."""
+    step()
     flat: list[Expr] = []
     for item in items:
         for part in item.items if isinstance(item, Join) else (item,):
@@ -93,6 +95,7 @@ def join(*items: Expr) -> Expr:
 
 
 def choice(items: Iterable[Expr]) -> Expr:
+    step()
     flat: dict[Expr, None] = {}
     for item in items:
         for part in item.items if isinstance(item, Choice) else (item,):
@@ -118,6 +121,7 @@ def prune(rules: Mapping[str, Expr]) -> Grammar:
     open_rules = dict(rules)
     while True:
         before = len(productive)
+        step(1 + len(open_rules) // 16)
         for name, expr in open_rules.items():  # what a rule refers to mostly stands before it: few passes
             if _completes(expr, productive):
                 productive.add(name)

@@ -29,6 +29,7 @@ from runtime.grammar.places import Atlas
 from runtime.grammar.prepare import Choice, Prepared, prepare
 from runtime.grammar.protocol import Compiled, Cursor, MaskRow, Vocabulary
 from runtime.grammar.stepwise import StepwiseMatcher
+from runtime.grammar.work import HERE_S, OutOfTime
 from runtime.messages import GrammarSpec
 
 CACHE_BYTES = 256 << 20
@@ -211,6 +212,9 @@ class CompileService:
             return None
         try:
             prepared = self._at_hand(spec, self._prepare(spec, key))
+        except OutOfTime:
+            self._lanes[1].submit(self._gated, spec, key, None)
+            return None
         except RametError as error:
             return self._refuse(key, error)
         except Exception as error:
@@ -287,7 +291,7 @@ class CompileService:
         with self._lock:
             prepared = self._prepared.get(key)
         if prepared is None:
-            prepared = prepare(spec, self._choice, self._limits)
+            prepared = prepare(spec, self._choice, self._limits, HERE_S)
             with self._lock:
                 self._prepared.put(key, prepared, len(prepared.text) * _OBJECTS + 200)
         return prepared
@@ -301,7 +305,7 @@ class CompileService:
         with self._lock:
             if self._import is None:
                 self._import = self._lanes[1].submit(self._backend, "xgrammar")
-        return prepare(spec, "llguidance", self._limits)
+        return prepare(spec, "llguidance", self._limits, HERE_S)
 
     def _backend(self, name: BackendName) -> Backend:
         with self._backend_locks[name]:

@@ -14,10 +14,11 @@ from runtime.grammar.distance import SHORT, forces_little
 from runtime.grammar.emit import schema_grammar
 from runtime.grammar.limits import Limits
 from runtime.grammar.prepare import prepare
-from runtime.grammar.regular import TooMuchWork, bounded_work, fullmatch, lit, repeat
+from runtime.grammar.regular import fullmatch, lit, repeat
 from runtime.grammar.rules import ROOT, Choice, Grammar, Join, Many, Rule, Text
 from runtime.grammar.service import CompileService
 from runtime.grammar.stepwise import MAX_BYTES, StepwiseMatcher
+from runtime.grammar.work import TooMuchWork, bounded_work
 from runtime.messages import GrammarSpec
 from tests.grammar.test_engine import engine
 from tests.grammar.test_places import SHAPES
