@@ -16,7 +16,7 @@ _TIME = r"([01]\d|2[0-3]):[0-5]\d:[0-5]\d(\.\d{1,9})?(Z|[+-]([01]\d|2[0-3]):[0-5
 _LABEL = r"[A-Za-z0-9]([A-Za-z0-9-]{0,28}[A-Za-z0-9])?"
 _HOST = rf"{_LABEL}(\.{_LABEL}){{0,7}}"  # 8 labels of 30 characters: always below the standard's 253
 _ATOM = r"[A-Za-z0-9!#$%&'*+/=?^_`{|}~-]"
-_EMAIL = rf"{_ATOM}{{1,30}}(\.{_ATOM}{{1,30}})?@{_HOST}"
+_EMAIL = rf"{_ATOM}{{1,30}}(\.{_ATOM}{{1,30}})?@{_LABEL}(\.{_LABEL}){{0,5}}"  # below the standard's 254 in all
 _OCTET = r"(25[0-5]|2[0-4]\d|1\d\d|[1-9]?\d)"
 _IPV4 = rf"{_OCTET}\.{_OCTET}\.{_OCTET}\.{_OCTET}"
 _HEX = r"[0-9A-Fa-f]{1,4}"
@@ -31,8 +31,8 @@ _URI = (
     rf"(\?({_PCHAR}|[/?])*)?(#({_PCHAR}|[/?])*)?"
 )
 _SECONDS = r"\d{1,9}S"
-_MINUTES = rf"(\d{{1,9}}M({_SECONDS})?|{_SECONDS})"
-_CLOCK = rf"T(\d{{1,9}}H({_MINUTES})?|{_MINUTES})"
+_MINUTES = rf"\d{{1,9}}M({_SECONDS})?"
+_CLOCK = rf"T(\d{{1,9}}H({_MINUTES})?|{_MINUTES}|{_SECONDS})"  # RFC 3339: no hours and seconds without minutes
 _DAYS = r"(\d{1,9}Y(\d{1,9}M(\d{1,9}D)?)?|\d{1,9}M(\d{1,9}D)?|\d{1,9}D)"
 _DURATION = rf"P({_DAYS}({_CLOCK})?|{_CLOCK}|\d{{1,9}}W)"
 _POINTER = r"(/([^/~]|~[01])*)*"

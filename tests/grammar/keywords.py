@@ -32,6 +32,7 @@ def obj(**props: Any) -> dict[str, Any]:
     return {"type": "object", "properties": props, "required": list(props)}
 
 
+_DRAFT4 = "http://json-schema.org/draft-04/schema#"
 _DRAFT7 = "http://json-schema.org/draft-07/schema#"
 INT, STR = {"type": "integer"}, {"type": "string"}
 TREE = {
@@ -77,14 +78,36 @@ ROWS = [
         "format: duration",
         {"type": "string", "format": "duration"},
         ('"P1Y2M3DT4H5M6S"', '"PT36H"', '"P2W"'),
-        ('"P"', '"PT"', '"1D"', '"P1H"'),
+        ('"P"', '"PT"', '"1D"', '"P1H"', '"P1D2W"'),
     ),
     Row("format: json-pointer", {"type": "string", "format": "json-pointer"}, ('""', '"/a/0/~1b"'), ('"a"', '"/~2"')),
     Row("format: int32", {"type": "integer", "format": "int32"}, ("2147483647",), ("2147483648",), "a range"),
+    Row(
+        "format: int64",
+        {"type": "number", "format": "int64"},
+        ("9223372036854775807", "-9223372036854775808", "0"),
+        ("9223372036854775808", "-9223372036854775809", "0.5"),
+        "a range",
+    ),
+    Row("format: float", {"type": "number", "format": "float"}, ("0.5", "1e39"), ('"a"',), "says nothing"),
+    Row("format: double", {"type": "number", "format": "double"}, ("0.5", "1e99"), ('"a"',), "says nothing"),
+    Row("format: password", {"type": "string", "format": "password"}, ('""', '"a"'), ("1",), "says nothing"),
     Row("minimum", {"type": "integer", "minimum": -5}, ("-5", "-3", "7"), ("-6",)),
     Row("maximum", {"type": "number", "maximum": 4}, ("4", "4.0", "-0.5", "3.999"), ("4.1", "5")),
     Row("exclusiveMinimum", {"type": "number", "exclusiveMinimum": 0}, ("0.1", "3"), ("0", "0.0", "-1")),
+    Row(
+        "exclusiveMinimum: true (draft 4)",
+        {"$schema": _DRAFT4, "type": "integer", "minimum": 3, "exclusiveMinimum": True},
+        ("4", "10"),
+        ("3", "2"),
+    ),
     Row("exclusiveMaximum", {"type": "integer", "exclusiveMaximum": 10}, ("9", "-100"), ("10",)),
+    Row(
+        "exclusiveMaximum: true (draft 4)",
+        {"$schema": _DRAFT4, "type": "number", "maximum": 2.5, "exclusiveMaximum": True},
+        ("2.49", "-3"),
+        ("2.5", "2.50", "3"),
+    ),
     Row("multipleOf: integer", {"type": "integer", "multipleOf": 7}, ("0", "49"), ("8",)),
     Row("multipleOf: number", {"type": "number", "multipleOf": 0.5, "maximum": 3}, ("1.5", "2"), ("1.2", "3.5")),
     Row(
@@ -165,6 +188,12 @@ ROWS = [
         {"$schema": _DRAFT7, "items": [INT, STR], "additionalItems": False, "type": "array"},
         ('[1, "a"]',),
         ("[1, 2]",),
+    ),
+    Row(
+        "additionalItems: schema (draft 7)",
+        {"$schema": _DRAFT7, "type": "array", "items": [INT], "additionalItems": {"type": "boolean"}},
+        ("[]", "[1]", "[1, true, false]"),
+        ("[true]", "[1, 2]", "[1, true, null]"),
     ),
     Row("contains", {"type": "array", "items": INT, "contains": {"const": 5}}, ("[5]", "[1, 5, 2]"), ("[]", "[1]")),
     Row(
@@ -250,6 +279,17 @@ ROWS = [
         },
         ('{"b": 1}', '{"a": 1, "b": 5}', '{"a": 1}'),
         ('{"a": 1, "b": 1}',),
+    ),
+    Row(
+        "dependencies (draft 7)",
+        {
+            "$schema": _DRAFT7,
+            "type": "object",
+            "properties": {"a": INT, "b": INT, "c": INT},
+            "dependencies": {"a": ["b"], "c": {"properties": {"b": {"minimum": 5}}}},
+        },
+        ("{}", '{"b": 1}', '{"a": 1, "b": 1}', '{"b": 5, "c": 1}', '{"c": 1}'),
+        ('{"a": 1}', '{"b": 1, "c": 1}', '{"a": 1, "b": 1, "c": 1}'),
     ),
     Row(
         "unevaluatedProperties: false",

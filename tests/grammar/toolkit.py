@@ -6,6 +6,7 @@ import json
 import re
 from dataclasses import dataclass
 from decimal import Decimal
+from email.headerregistry import Address
 from functools import cached_property
 from typing import Any
 
@@ -109,7 +110,7 @@ def is_valid(schema: Any, text: str) -> bool:
     exact = json.loads(json.dumps(schema), parse_float=Decimal)
     kind = jsonschema.validators.validator_for(exact, default=jsonschema.Draft202012Validator)
     kind = jsonschema.validators.extend(kind, type_checker=_DECIMAL_TYPES)
-    return bool(kind(exact, format_checker=kind.FORMAT_CHECKER).is_valid(value))
+    return bool(kind(exact, format_checker=FORMATS).is_valid(value))
 
 
 def _number(_: Any, value: Any) -> bool:
@@ -119,5 +120,22 @@ def _number(_: Any, value: Any) -> bool:
 def _integer(_: Any, value: Any) -> bool:
     return _number(_, value) and value == int(value)
 
+
+def _formats() -> jsonschema.FormatChecker:
+    """Judges of formats, none of them ours but the ranges: those of jsonschema, the same for every draft, and for emails,
+    of which it knows only the `@`, the standard library's reader of addresses."""
+    checker = jsonschema.FormatChecker(())
+    checker.checkers = dict(jsonschema.Draft202012Validator.FORMAT_CHECKER.checkers)
+    for bits in (32, 64):
+        checker.checks(f"int{bits}")(lambda v, n=bits: not _number(None, v) or _fits(v, n))
+    checker.checks("email", raises=Exception)(lambda v: not isinstance(v, str) or bool(Address(addr_spec=v)))
+    return checker
+
+
+def _fits(value: Any, bits: int) -> bool:
+    return bool(value == int(value) and -(2 ** (bits - 1)) <= value < 2 ** (bits - 1))
+
+
+FORMATS = _formats()
 
 _DECIMAL_TYPES = jsonschema.Draft202012Validator.TYPE_CHECKER.redefine("number", _number).redefine("integer", _integer)
