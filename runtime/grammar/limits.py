@@ -9,6 +9,15 @@ from typing import Any, NoReturn
 
 from runtime.errors import InvalidRequest
 
+_MAPS = {
+    "properties",
+    "patternProperties",
+    "$defs",
+    "definitions",
+    "dependentSchemas",
+    "dependentRequired",
+    "dependencies",
+}
 MAX_EXPONENT = 400  # of a number in a schema; a double's end at 308 and -324
 
 
@@ -41,14 +50,15 @@ class Limits:
 
     def check_schema(self, schema: Any, param: str) -> None:
         """Count subschemas, depth, properties and enum bytes. Raises InvalidRequest."""
-        count = enum_bytes = 0
-        stack: list[tuple[Any, int, str]] = [(schema, 0, "")]
+        enum_bytes = 0
+        count = -1  # the schema itself is none of its subschemas
+        stack: list[tuple[Any, int, str, bool]] = [(schema, 0, "", False)]
         while stack:
-            value, depth, where = stack.pop()
-            count += isinstance(value, dict)
+            value, depth, where, is_map = stack.pop()
+            count += isinstance(value, dict) and not is_map
             if depth > self.json_depth:
                 reject(f"JSON schema at '{where[:200]}': nested more than {self.json_depth} deep.", param)
-            if count > self.subschemas * 3:
+            if count > self.subschemas:
                 reject(f"The JSON schema has more than {self.subschemas} subschemas.", param)
             children = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
             for key, child in children:
@@ -61,7 +71,8 @@ class Limits:
                         reject(f"JSON schema at '{at}': enums hold more than {self.enum_bytes} bytes.", param)
                     continue
                 if isinstance(child, (dict, list)):
-                    stack.append((child, depth + isinstance(child, dict), at))
+                    maps = not is_map and key in _MAPS  # a property may be called so
+                    stack.append((child, depth + isinstance(child, dict), at, maps))
 
 
 def reject(message: str, param: str) -> NoReturn:

@@ -107,6 +107,27 @@ def test_depth_is_counted_without_recursion() -> None:
         limits.parse("[" * 300 + "]" * 300, "x")
 
 
+def objects_of(n: int) -> dict[str, Any]:
+    """A schema with `n` subschemas, none of which is a map of them; two properties have the names of such maps."""
+    named = {"type": "object", "properties": {"properties": {"type": "null"}, "$defs": {"type": "null"}}}
+    full, rest = divmod(n - 3, 51)
+    held = {"type": "object", "properties": many(50, lambda _: {"type": "integer"})}
+    some = [{"type": "object", "properties": many(rest - 1, lambda _: {"type": "integer"})}] if rest else []
+    return {"anyOf": [named, *[held] * full, *some]}
+
+
+@pytest.mark.parametrize("beyond", [False, True])
+def test_the_number_of_subschemas_is_the_one_that_is_told(beyond: bool) -> None:
+    limits = Limits()
+    spec = schema_spec(objects_of(limits.subschemas + beyond))
+    assert f"{limits.subschemas:,} subschemas" in (Path(__file__).parents[2] / "docs" / "structured.md").read_text()
+    if beyond:
+        with pytest.raises(InvalidRequest, match=f"more than {limits.subschemas} subschemas"):
+            prepare(spec, "auto", limits)
+    else:
+        assert prepare(spec, "auto", limits).text
+
+
 @pytest.mark.parametrize(
     "spec",
     [
