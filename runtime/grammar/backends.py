@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any, Literal, Protocol
 
 from runtime.grammar.cursor import Matcher
+from runtime.grammar.marks import NO_TEXT, resolve
 from runtime.grammar.pieces import Pieces, packed_row
 from runtime.grammar.protocol import MaskRow, Vocabulary
 
 BackendName = Literal["xgrammar", "llguidance"]
 TextKind = Literal["ebnf", "lark", "structural_tag"]
+_MAX_MARKED = 8
+_EXCERPT = re.compile(r"\s*(\d+ \||\^+\s*$)")  # a numbered line of a grammar, or the mark below it
+_PLACE = re.compile(r"^at \d+\(\d+\): ")
 
 
 class BackendError(ValueError):
-    """The engine refuses the grammar; the message is its last line."""
+    """The engine refuses the grammar; the message is its reason."""
 
 
 class Template(Protocol):
@@ -46,8 +51,11 @@ def _last_line(error: object) -> str:
 
 
 def _reason(error: object) -> str:
-    """Why llguidance gave up, without its state, which it tells after that."""
-    return _last_line(str(error).partition("\n<")[0])
+    """Why llguidance gave up, without its state, which it tells after that, and the places in our text for it."""
+    lines = str(error).partition("\n<")[0].splitlines()
+    said = [line for line in lines if line.strip() and not _EXCERPT.match(line)] or ["unknown error"]
+    last = said[-1].removeprefix("error: ") if said[-1].startswith("error: ") else said[0]
+    return _PLACE.sub("", last)[:300]
 
 
 class Xgrammar:
@@ -57,28 +65,50 @@ class Xgrammar:
         import xgrammar
 
         self._lib = xgrammar
+        self._vocab = vocab
         pieces = [b"" if i in vocab.control_ids else piece for i, piece in enumerate(vocab.token_bytes)]
-        info = xgrammar.TokenizerInfo(
-            pieces,
-            xgrammar.VocabType.RAW,
-            vocab_size=vocab.vocab_size,
-            stop_token_ids=sorted(vocab.stop_ids),
-            add_prefix_space=False,
-        )
+        self._pieces = pieces
         real = packed_row((i for i, piece in enumerate(pieces) if piece or i in vocab.stop_ids), vocab.vocab_size)
         self._real = None if vocab.vocab_size % 32 == 0 == vocab.vocab_size - len(pieces) else real
+        self._compiler = self._new_compiler(pieces)
+        self._marked: dict[frozenset[int], Any] = {}  # compilers for tags in which control tokens stand
+
+    def _new_compiler(self, pieces: list[bytes]) -> Any:
+        info = self._lib.TokenizerInfo(
+            pieces,
+            self._lib.VocabType.RAW,
+            vocab_size=self._vocab.vocab_size,
+            stop_token_ids=sorted(self._vocab.stop_ids),
+            add_prefix_space=False,
+        )
         # The cache is ours: bounded by bytes, counted, and shared with the other engine.
-        self._compiler = xgrammar.GrammarCompiler(info, max_threads=1, cache_enabled=False)
+        return self._lib.GrammarCompiler(info, max_threads=1, cache_enabled=False)
+
+    def _compile_tags(self, document: Any) -> tuple[Any, MaskRow | None]:
+        """The grammar, and the bits that are tokens in it."""
+        document, marks = resolve(document, self._vocab)
+        if not marks:
+            return self._compiler.compile_structural_tag(document), self._real
+        key = frozenset(marks)
+        if key not in self._marked:
+            if len(self._marked) >= _MAX_MARKED:
+                self._marked.clear()
+            pieces = list(self._pieces)
+            for i, piece in marks.items():
+                pieces[i] = NO_TEXT + piece
+            self._marked[key] = self._new_compiler(pieces)
+        real = None if self._real is None else self._real | packed_row(marks, self._vocab.vocab_size)
+        return self._marked[key].compile_structural_tag(document), real
 
     def compile(self, kind: TextKind, text: str) -> Template:
         try:
             if kind == "structural_tag":
-                compiled = self._compiler.compile_structural_tag(json.loads(text))
+                compiled, real = self._compile_tags(json.loads(text))
             else:
-                compiled = self._compiler.compile_grammar(text)
+                compiled, real = self._compiler.compile_grammar(text), self._real
         except (RuntimeError, ValueError, TypeError, KeyError) as error:
             raise BackendError(_last_line(error)) from None
-        return _XgrammarTemplate(self._lib, compiled, self._real, len(text))
+        return _XgrammarTemplate(self._lib, compiled, real, len(text))
 
 
 class _XgrammarTemplate:

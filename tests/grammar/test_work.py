@@ -104,3 +104,15 @@ ONE_OR_TRUE = [
 @pytest.mark.parametrize(("schema", "texts"), ONE_OR_TRUE, ids=str)
 def test_one_is_not_true(kit: Toolkit, backend: BackendName, schema: Any, texts: list[str]) -> None:
     assert all(takes(kit, schema, text, backend) for text in texts)
+
+
+@pytest.mark.parametrize(
+    ("schema", "why"),
+    [
+        ({"type": "integer", "multipleOf": 12345678901}, "too many digits"),
+        ({"type": "string", "minLength": 9223372036854775807}, "decimal literal invalid"),
+    ],
+)
+def test_what_only_a_backend_finds_wrong_is_told_in_its_words(kit: Toolkit, schema: Any, why: str) -> None:
+    with pytest.raises(InvalidRequest, match=why):
+        kit.compile(schema_spec(schema))
