@@ -134,6 +134,26 @@ def test_flush_right_after_an_answer_succeeds(http):
         assert http.post("/flush_cache").status_code == 200
 
 
+def test_a_tool_with_a_long_bound_leaves_the_other_one_possible(http):
+    bound = {"type": "object", "properties": {"c": {"type": "string", "maxLength": 10_000}}, "required": ["c"]}
+    write = {"type": "function", "function": {"name": "write_file", "parameters": bound}}
+    rome = {"type": "object", "properties": {"city": {"enum": ["Rome"]}}, "required": ["city"]}
+    get = {"type": "function", "function": {"name": "get_weather", "parameters": rome}}
+    body = {"tools": [write, get], "tool_choice": "required", "parallel_tool_calls": False, "whitespace": "flexible"}
+    for name in ("get_weather", "write_file"):
+        ids = http.post("/tokenize", json={"prompt": name, "add_special_tokens": False}).json()["tokens"]
+        answer = chat(http, fresh("What is the weather?"), **body, max_tokens=200, logit_bias={str(ids[0]): 90})
+        [choice] = answer["choices"]
+        [call] = choice["message"]["tool_calls"]
+        assert call["function"]["name"] == name
+        assert 0 < answer["usage"]["completion_tokens_details"]["forced_tokens"] < answer["usage"]["completion_tokens"]
+        if name == "get_weather":
+            assert (choice["finish_reason"], json.loads(call["function"]["arguments"])) == (
+                "tool_calls",
+                {"city": "Rome"},
+            )
+
+
 def test_metrics_agree_with_usage(http):
     def counters() -> dict[str, float]:
         lines = (line for line in http.get("/metrics").text.splitlines() if line and line[0] != "#")
