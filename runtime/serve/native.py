@@ -157,7 +157,9 @@ class _State:
         if finish is None:
             return None
         if finish.reason == "stop":
-            matched = finish.matched if finish.matched is not None else (self._ids[-1] if self._ids else None)
+            matched = finish.matched
+            if matched is None and self._ids and self._ids[-1] in self._serving.spec.eos_ids:
+                matched = self._ids[-1]
             return {"type": "stop", "matched": matched}
         if finish.reason == "length":
             return {"type": "length", "length": len(self._ids)}

@@ -79,6 +79,9 @@ def make_tool(name: str, description: Any, parameters: Any, strict: Any, where: 
         parameters = _NO_ARGUMENTS
     if not isinstance(parameters, dict):
         raise InvalidRequest(f"{where} must be a JSON Schema object.", param=where)
+    kinds = parameters.get("type", "object")
+    if "object" not in (kinds if isinstance(kinds, list) else [kinds]):
+        raise InvalidRequest(f"{where} must describe an object: a call's arguments have names.", param=where)
     if "type" not in parameters and not ({"anyOf", "oneOf", "allOf", "$ref"} & parameters.keys()):
         parameters = {"type": "object", **parameters}
     return Tool(name, description if isinstance(description, str) else "", parameters, bool(strict), where)

@@ -292,3 +292,9 @@ async def test_a_tool_with_a_long_bound_works_and_leaves_the_other_one_possible(
             [one] = write["message"]["tool_calls"]
             assert one["function"]["name"] == "write"
             assert json.loads(one["function"]["arguments"]) == {"c": "w" * length}
+
+
+async def test_where_a_grammar_ends_an_answer_no_token_is_called_its_stop(engine: Engine):
+    async with http_of(engine) as http:
+        ended = (await http.post(NATIVE, json=BODIES[NATIVE])).json()
+    assert ended["meta_info"]["finish_reason"] == {"type": "stop", "matched": None}

@@ -150,6 +150,10 @@ async def test_auto_is_never_refused():
         ({"tools": [{"type": "function"}]}, "tools[0].name"),
         ({"tools": [{"type": "retrieval"}]}, "tools[0]"),
         ({"tools": [{"type": "function", "function": {"name": "x", "parameters": 3}}]}, "tools[0].function.parameters"),
+        (
+            {"tools": [{"type": "function", "function": {"name": "x", "parameters": {"type": "array"}}}]},
+            "tools[0].function.parameters",
+        ),
         ({"response_format": {"type": "zork"}}, "response_format"),
         ({"response_format": {"type": "json_schema", "json_schema": {"name": "x"}}}, "response_format"),
         ({"response_format": {"type": "json_schema", "json_schema": {"schema": "{}"}}}, "response_format"),
