@@ -2,6 +2,7 @@
 
 Every JSON schema and regular expression inside is replaced by our own grammar for it, so a tool's parameters are
 enforced as exactly as a response format. The older `{"structures": [...], "triggers": [...]}` form is read too.
+Two formats are ours: `marker` (see `marks`) and `keyword_arguments`, an object as the arguments of a call in Python.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from typing import Any
 
 from runtime.errors import InvalidRequest
 from runtime.grammar.emit import schema_grammar
+from runtime.grammar.keyword_args import keyword_grammar
 from runtime.grammar.limits import Limits, reject
 from runtime.grammar.printers import CannotPrint, to_ebnf
 from runtime.grammar.regex import RegexError, parse_full
@@ -22,7 +24,7 @@ _NO_ARGUMENTS = {"type": "object", "properties": {}}
 _FORMATS = frozenset(
     {
         "const_string", "json_schema", "any_text", "regex", "grammar", "sequence", "or", "tag", "triggered_tags",
-        "tags_with_separator", "optional", "plus", "star", "repeat",
+        "tags_with_separator", "optional", "plus", "star", "repeat", "marker", "keyword_arguments",
     }
 )  # fmt: skip
 _CHILDREN = ("content", "elements", "tags", "format")
@@ -42,6 +44,14 @@ def rewrite(document: Any, whitespace: str, limits: Limits) -> tuple[str, list[G
     rewriter = _Rewriter(whitespace, limits)
     text = json.dumps({"type": PARAM, "format": rewriter.format(document["format"], "/format")}, default=float)
     return text, None if rewriter.foreign else rewriter.grammars
+
+
+def check_content(content: dict[str, Any]) -> None:
+    """Raise InvalidRequest for one format that no tag can hold; the message names the place inside its schema."""
+    try:
+        rewrite({"format": content}, "fixed", Limits())
+    except InvalidRequest as error:
+        raise InvalidRequest(str(error).removeprefix("structural_tag at '/format': "), param=PARAM) from None
 
 
 def _from_structures(document: dict[str, Any]) -> dict[str, Any]:
@@ -78,8 +88,10 @@ class _Rewriter:
             if self._n_tags > MAX_TAGS:
                 reject(f"structural_tag: more than {MAX_TAGS} tags.", PARAM)
         self.foreign |= kind == "grammar"
-        if kind == "json_schema":
-            return self._schema(node.get("json_schema", True), where)
+        if kind in ("json_schema", "keyword_arguments"):
+            return self._schema(node.get("json_schema", True), where, keywords=kind == "keyword_arguments")
+        if kind == "marker" and not (isinstance(node.get("text"), str) and node["text"]):
+            reject(f"structural_tag at '{where}/text': must be a non-empty string.", PARAM)
         if kind == "regex":
             return self._regex(node.get("pattern"), where)
         children = {key: self._child(node[key], f"{where}/{key}", depth) for key in node if key in _CHILDREN}
@@ -90,10 +102,11 @@ class _Rewriter:
             return [self.format(v, f"{where}/{i}", depth + 1) for i, v in enumerate(value)]
         return self.format(value, where, depth + 1)
 
-    def _schema(self, schema: Any, where: str) -> dict[str, Any]:
+    def _schema(self, schema: Any, where: str, *, keywords: bool) -> dict[str, Any]:
+        make = keyword_grammar if keywords else schema_grammar
         try:
             self._limits.check_schema(schema, PARAM)
-            grammar = schema_grammar(_NO_ARGUMENTS if schema is None else schema, self._whitespace)
+            grammar = make(_NO_ARGUMENTS if schema is None else schema, self._whitespace)
         except InvalidRequest as error:
             reject(f"structural_tag at '{where}': {error}", PARAM)
         return self._ebnf(grammar, where)
@@ -112,7 +125,7 @@ class _Rewriter:
             return {"type": "grammar", "grammar": to_ebnf(grammar, narrow=True)}
         except CannotPrint as error:
             reject(
-                f"structural_tag at '{where}{error.where}': {error.what} cannot be enforced inside a tag; "
-                "only xgrammar reads tags.",
+                f"structural_tag at '{where}': JSON schema at '{error.where or '/'}': {error.what} cannot be enforced "
+                "inside a tag: xgrammar cannot, and llguidance, which can, reads no tags.",
                 PARAM,
             )
