@@ -15,12 +15,12 @@ from runtime.serve.agent_hints import AgentHints, hints_of
 from runtime.serve.context import Caller, Serving
 from runtime.serve.prompts import Prompt, read_prompts
 from runtime.serve.sampling import (
-    GRAMMAR_FIELDS,
     GrammarFields,
     answer_grammar,
     as_logit_bias,
     as_stops,
     checked_limit,
+    no_grammar,
     spaced,
 )
 from runtime.serve.wire import convert
@@ -117,9 +117,7 @@ def read_batch(serving: Serving, body: GenerateRequest, caller: Caller) -> Batch
     for name in _UNSUPPORTED:
         if _is_set(getattr(body, name)):
             raise InvalidRequest(f"{name} is not supported by this server.", param=name)
-    for name in GRAMMAR_FIELDS:
-        if _is_set(getattr(body, name)):
-            raise InvalidRequest(f"{name} is read inside sampling_params only.", param=name)
+    no_grammar(body, "inside sampling_params")
     prompts, is_list = _prompts(serving, body)
     sampling = _sampling(body.sampling_params, len(prompts))
     n = serving.check_batch(len(prompts), sampling[0].n)

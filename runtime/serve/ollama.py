@@ -21,7 +21,7 @@ from runtime.serve.answers import Answers, AnswerState, News
 from runtime.serve.context import Caller, Serving
 from runtime.serve.errors import as_ramet_error, message_of
 from runtime.serve.prompts import read_prompts
-from runtime.serve.sampling import GrammarFields, answer_grammar, as_stops, canonical, spaced
+from runtime.serve.sampling import GrammarFields, answer_grammar, as_stops, canonical, no_grammar, spaced
 from runtime.serve.streams import AnswerStream, read_all
 from runtime.serve.tools import read_choice, read_tools
 from runtime.serve.trace import trace_of
@@ -34,8 +34,8 @@ LINES = "application/x-ndjson"
 NO_LIMIT = (-1, -2)  # num_predict: for ever, or to the end of the context
 
 
-class OllamaOptions(msgspec.Struct, kw_only=True):
-    """`options`. Those about loading and memory are ignored."""
+class OllamaOptions(GrammarFields, kw_only=True):
+    """`options`. Those about loading and memory are ignored; fields of a grammar, which the body has, are refused."""
 
     num_predict: int | None = None
     temperature: float | None = None
@@ -194,6 +194,7 @@ def _plan_generate(serving: Serving, body: OllamaGenerateRequest, caller: Caller
 
 
 def _params(options: OllamaOptions) -> SamplingParams:
+    no_grammar(options, "beside options", "options.")
     names = (
         ("temperature", "temperature"),
         ("top_k", "top_k"),

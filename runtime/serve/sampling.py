@@ -140,7 +140,13 @@ _STRUCTURED: Mapping[str, tuple[type, GrammarKind | None]] = {
     "disable_fallback": (bool, None),
     "disable_any_whitespace": (bool, None),
 }
-GRAMMAR_FIELDS = GrammarFields.__struct_fields__
+
+
+def no_grammar(fields: GrammarFields, place: str, prefix: str = "") -> None:
+    """Refuse fields of a grammar where a client might put them, but nothing reads them. `place`: where it is read."""
+    for name in GrammarFields.__struct_fields__:
+        if getattr(fields, name) not in (None, False):
+            raise InvalidRequest(f"{prefix}{name} is read {place} only.", param=prefix + name)
 
 
 def answer_grammar(fields: GrammarFields, *shape: tuple[str, GrammarSpec | None]) -> GrammarSpec | None:

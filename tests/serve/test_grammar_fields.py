@@ -106,6 +106,13 @@ async def test_beside_sampling_params_a_grammar_is_refused_by_its_name(path, nam
     assert "inside sampling_params" in text
 
 
+@pytest.mark.parametrize("path", [OLLAMA_CHAT, OLLAMA])
+@pytest.mark.parametrize("name", GrammarFields.__struct_fields__)
+async def test_among_ollamas_options_a_grammar_is_refused_by_its_name(path, name):
+    value = READ[name][0] if name in READ else {**REFUSED, **OPTIONS}[name]
+    assert f"options.{name} is read beside options" in await post(path, {"options": {name: value}}, status=400)
+
+
 async def test_each_prompt_of_a_batch_has_its_own_grammar():
     served = serve(["a"])
     batch = [{"guided_regex": "a+"}, {"response_format": FORMAT}, {}]
