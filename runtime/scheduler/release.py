@@ -35,6 +35,7 @@ def end(state: State, request: Request, finish: Finish, output: Output | None = 
     """Release the request and tell its client. `output`: the last tokens, sent with the finish."""
     known = int(state.rows.known[request.slot]) if request.slot else request.known
     request.tally.completion += max(0, known - request.gen_start - request.n_owed)
+    request.tally.forced -= request.n_owed  # never said
     over = finish.reason in ("stop", "length")
     release(state, request, keep=keep, hints=request.submit.hints if over else None)
     state.live.pop(request.rid, None)

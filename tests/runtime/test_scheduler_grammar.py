@@ -276,6 +276,29 @@ def test_abort_with_forced_tokens_pending_leaves_nothing_behind(overlap: bool, t
 
 
 @BOTH
+@pytest.mark.parametrize("logprobs", [False, True])
+@pytest.mark.parametrize("turns", range(1, 13))
+def test_abort_keeps_the_forced_tokens_that_were_said(overlap: bool, logprobs: bool, turns: int) -> None:
+    """And usage counts them and no others: three choices, then nine forced tokens and a choice, again and again."""
+    places = [[8, 9], [8, 9], [8, 9], *[*([t] for t in range(20, 29)), [5, 6, 7]] * 9]
+    world = world_of(overlap, max_step_tokens=16, chunk_tokens=16)
+    world.ask("a", range(2, 30), grammar=spec_of(places), max_tokens=99, logprobs=logprobs)
+    world.turn(turns)
+    before = list(world.said["a"].tokens) if "a" in world.said else []
+    world.abort("a")
+    world.run()
+    said = world.said["a"]
+    assert said.finish is not None
+    assert said.finish.reason == "abort"
+    assert said.tokens[: len(before)] == before
+    assert follows(said.tokens, places[: len(said.tokens)])
+    assert said.usage is not None
+    assert said.usage.completion_tokens == len(said.tokens)
+    assert said.usage.forced_tokens == sum(t >= 20 for t in said.tokens)
+    assert [lp.token for lp in said.logprobs] == (said.tokens if logprobs else [])
+
+
+@BOTH
 def test_abort_while_the_grammar_is_compiled(overlap: bool) -> None:
     world = world_of(overlap, slow=True)
     world.ask("a", range(2, 9), grammar=spec_of(CHOICES), max_tokens=50)
