@@ -104,3 +104,18 @@ def test_a_full_pool_breaks_no_json(service: CompileService, overlap: bool) -> N
     assert world.scheduler.stats()["retractions"] > 0
     for i in range(6):
         assert said(world, f"r{i}")["note"] == "naïve—😀"
+
+
+@pytest.mark.parametrize("overlap", [False, True], ids=["depth0", "depth1"])
+def test_retraction_changes_no_token_of_a_penalised_answer(service: CompileService, overlap: bool) -> None:
+    """What was said before counts once, whether it was computed or forced, and in the order it was said."""
+    found, retractions = [], []
+    for n_pages in (512, 64):
+        world = world_of(service, overlap, n_pages=n_pages)
+        penalties = {"frequency_penalty": 0.3, "presence_penalty": 0.5, "repetition_penalty": 1.2}
+        ask(world, service, 6, temperature=1.0, seed=7, **penalties)
+        world.run()
+        found.append([world.tokens(f"r{i}") for i in range(6)])
+        retractions.append(world.scheduler.stats()["retractions"])
+    assert retractions[0] == 0 < retractions[1]
+    assert found[0] == found[1]
