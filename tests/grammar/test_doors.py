@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
+import re
+import time
 from collections.abc import Coroutine, Iterator
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
@@ -20,10 +23,14 @@ from runtime.errors import RametError
 from runtime.serve.app import create_app
 from runtime.serve.zmq_client import AsyncZmqClient
 from tests.grammar.test_hostile import HOSTILE, JSON, REGEX_PIECES
-from tests.lang.engines import toy_engine
+from tests.lang.engines import toy_engine, toy_server
 from tests.serve.scripted import Pool, Served
 from tests.serve.test_zmq import door_of
 
+ANSWERED_S, GAP_S = 5.0, 2.0
+LONGEST_S = 32.0  # the worker's, for its 5 s of computing, where answers are being written
+COMPUTED = {"minItems 100000"}  # for more than a second, in the worker
+CHAT = "/v1/chat/completions"
 USER = [{"role": "user", "content": "hi"}]
 
 
@@ -104,8 +111,41 @@ def test_any_json_as_a_schema_over_both_doors(doors: Doors, schema: Any) -> None
 
 @pytest.mark.parametrize("name", [n for n, spec in HOSTILE.items() if spec.kind in ("json_schema", "regex", "ebnf")])
 def test_hostile_grammars_over_both_doors(doors: Doors, name: str) -> None:
-    spec = HOSTILE[name]
-    doors.run(try_both(doors, {spec.kind: spec.spec}))
+    """Each answered soon, while somebody else's stream goes on."""
+    grammar = {HOSTILE[name].kind: HOSTILE[name].spec}
+    doors.run(answered_beside_a_stream(doors, grammar, LONGEST_S if name in COMPUTED else ANSWERED_S))
+
+
+async def answered_beside_a_stream(doors: Doors, grammar: dict[str, Any], answered_s: float) -> None:
+    arrived: list[float] = []
+    reader = asyncio.create_task(read_on(doors, arrived))
+    while len(arrived) < 3:
+        await asyncio.sleep(0.005)
+    sampling = {"max_new_tokens": 4, "temperature": 0, **grammar}
+    took: list[float] = []
+    for door in (doors.post({"text": "x", "sampling_params": sampling}), doors.over_zmq(sampling)):
+        began = time.monotonic()
+        answer = await door
+        took.append(time.monotonic() - began)
+        assert (answer if isinstance(answer, int) else answer.status_code) in (200, 400)
+    until = time.monotonic()
+    while arrived[-1] <= until:
+        await asyncio.sleep(0.005)
+    reader.cancel()
+    await asyncio.wait([reader])
+    assert max(took) < answered_s
+    assert max(b - a for a, b in itertools.pairwise(arrived)) < GAP_S
+    while doors.engine.generator.n_live:
+        await asyncio.sleep(0.005)
+    await try_both(doors, grammar)
+
+
+async def read_on(doors: Doors, arrived: list[float]) -> None:
+    """Read one stream after another, noting when anything came."""
+    while True:
+        async for _ in doors.engine.astream("y", max_tokens=200, ignore_eos=True):
+            arrived.append(time.monotonic())
+            await asyncio.sleep(0.002)
 
 
 @pytest.mark.parametrize(
@@ -164,3 +204,32 @@ def test_d22_null_parameters_and_a_named_tool_without_strict(doors: Doors) -> No
         assert answer.status_code == 200, answer.text
         [call] = answer.json()["choices"][0]["message"]["tool_calls"]
         assert json.loads(call["function"]["arguments"]) == wanted
+
+
+@pytest.fixture(scope="module")
+def guided() -> Iterator[tuple[Engine, str]]:
+    with toy_engine(n_pages=256, grammar_backend="llguidance") as engine, toy_server(engine) as url:
+        yield engine, url
+
+
+def test_llguidance_alone_over_http(guided: tuple[Engine, str]) -> None:
+    """It enforces what it can, streamed or not; what only xgrammar can is a 400 that says so, and nothing is queued."""
+    engine, url = guided
+    schema = {"type": "object", "properties": {"n": {"type": "integer", "multipleOf": 7, "maximum": 98, "minimum": 0}}}
+    shape = {"type": "json_schema", "json_schema": {"name": "n", "schema": schema | {"required": ["n"]}}}
+    with httpx.Client(base_url=url, timeout=60) as http:
+        answer = http.post(CHAT, json={"messages": USER, "response_format": shape, "max_tokens": 60})
+        assert answer.status_code == 200, answer.text
+        found = json.loads(answer.json()["choices"][0]["message"]["content"])
+        assert found["n"] % 7 == 0
+        body = {"messages": USER, "regex": "(ab|cd){4}", "stream": True, "max_tokens": 60}
+        with http.stream("POST", CHAT, json=body) as lines:
+            events = [json.loads(line[6:]) for line in lines.iter_lines() if line.startswith("data: {")]
+        text = "".join(event["choices"][0]["delta"].get("content") or "" for event in events if event["choices"])
+        assert re.fullmatch("(ab|cd){4}", text)
+        received = engine.stats()["received"]
+        refused = http.post(CHAT, json={"messages": USER, "ebnf": 'root ::= "a"'})
+        assert refused.status_code == 400
+        assert refused.json()["error"]["param"] == "ebnf"
+        assert "llguidance cannot enforce it; xgrammar can" in refused.json()["error"]["message"]
+        assert engine.stats()["received"] == received

@@ -122,8 +122,8 @@ def _integer(_: Any, value: Any) -> bool:
 
 
 def _formats() -> jsonschema.FormatChecker:
-    """Judges of formats, none of them ours but the ranges: those of jsonschema, the same for every draft, and for emails,
-    of which it knows only the `@`, the standard library's reader of addresses."""
+    """Judges of formats, none of them ours but the ranges: those of jsonschema, the same for every draft. Of emails it
+    knows only the `@`, so the standard library reads their addresses."""
     checker = jsonschema.FormatChecker(())
     checker.checkers = dict(jsonschema.Draft202012Validator.FORMAT_CHECKER.checkers)
     for bits in (32, 64):
