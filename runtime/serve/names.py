@@ -27,7 +27,7 @@ _FIELDS: Mapping[str, tuple[str, ...]] = {
     "logprob_ids": ("token_ids_logprob",),
     "include_stop_str": ("include_stop_str_in_output", "no_stop_trim"),
     "regex": ("regex", "guided_regex", "structured_outputs", "response_format"),
-    "ebnf": ("ebnf", "guided_grammar", "structured_outputs", "response_format"),
+    "ebnf": ("ebnf", "grammar", "guided_grammar", "structured_outputs", "response_format"),
     "choices": ("choices", "guided_choice", "structured_outputs"),
     "structural_tag": _GRAMMARS,
     "response_format": _GRAMMARS,

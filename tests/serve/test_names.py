@@ -105,7 +105,12 @@ async def test_dialects_without_a_place_for_it_name_it_in_the_message(path, wron
 
 @pytest.mark.parametrize(
     ("sent", "value", "ours"),
-    [("guided_json", OK, "json_schema"), ("json_schema", OK, "json_schema"), ("guided_grammar", "x", "ebnf")],
+    [
+        ("guided_json", OK, "json_schema"),
+        ("json_schema", OK, "json_schema"),
+        ("guided_grammar", "x", "ebnf"),
+        ("grammar", "x", "ebnf"),
+    ],
 )
 async def test_what_only_the_scheduler_finds_wrong_is_told_in_the_same_words(sent, value, ours):
     late = Finish(reason="error", status=400, message="This cannot be compiled.", param=ours)
