@@ -17,6 +17,19 @@ _WIDE_COST = 48
 _NARROW = 16  # characters: digits, hex digits
 _MAX_FORCED_COST = 4096
 MAX_NARROW_COST = 1_000_000
+_ESCAPES = (
+    1,
+    3,
+    7,
+    15,
+    31,
+    63,
+    127,
+    255,
+    511,
+    1023,
+)  # how many, and between them an equal share of the other characters
+_MIN_SHARE = 3
 
 
 class CannotPrint(ValueError):
@@ -31,8 +44,8 @@ class CannotPrint(ValueError):
 def to_ebnf(grammar: Grammar, *, narrow: bool = False) -> str:
     """EBNF whose masks stay cheap.
 
-    `narrow`: no other backend is at hand. Leaves that cannot be written whole are written without escapes (a subset),
-    and dearer patterns are tried.
+    `narrow`: no other backend is at hand. In counted repeats that are too long to unroll escapes then stand only some
+    way apart (a subset), leaves that cannot be written even so have no escapes, and dearer patterns are tried.
     """
     return _Ebnf(narrow).document(grammar)
 
@@ -148,6 +161,8 @@ class _Ebnf:
             self._spend(max(low, high or 0) // (1 if width > _NARROW else 8))
             return f"{_ebnf_class(item)}{_ebnf_count(low, high)} {rest}"
         if max(low, high or 0) > _MAX_UNROLL:
+            if self._narrow and isinstance(item, Alt) and isinstance(item.items[0], Class):
+                return self._runs(item.items[0], Alt(item.items[1:]), low, high, rest)
             raise CannotPrint("", "counted groups")
         if high is None:
             text = self._star(item, rest)
@@ -161,6 +176,31 @@ class _Ebnf:
         if len(text) > MAX_TEXT:
             raise CannotPrint("", "counted groups this large")
         return text
+
+    def _runs(self, plain: Class, other: Alt, low: int, high: int | None, rest: str) -> str:
+        """At least `low` characters that are plain, then plain ones and others: as many as one likes, or so many of
+        each that they cannot be more than `high`.
+
+        A counted repeat of either takes tens of milliseconds a mask, more the longer it is; a repeat of runs of plain
+        characters that end in another one takes microseconds.
+        """
+        rest, cls = self._shared(rest), _ebnf_class(plain)
+        self._spend(4 * _WIDE_COST)
+        if high is None:
+            text = self._star(Alt((plain, *other.items)), rest)
+        else:
+            room, escaped = high - low, self._regex(other, '""')
+            branches = [f"{cls}{{0,{room}}} {rest}"] if room else [rest]
+            for n in _ESCAPES:
+                share = (room - n) // (n + 1)
+                if share < _MIN_SHARE:
+                    break
+                name = f"x{self._rests}"
+                self._rests += 1
+                self._define(name, f"{cls}{{0,{share}}} {escaped}")
+                branches.append(f"{name}{{0,{n}}} {cls}{{0,{share}}} {rest}")
+            text = "(" + " | ".join(branches) + ")"
+        return f"{cls}{{{low}}} {text}" if low else text
 
     def _star(self, item: Regex, rest: str) -> str:
         if (item, rest) in self._stars:

@@ -9,7 +9,7 @@ import pytest
 
 from runtime.errors import InvalidRequest
 from runtime.messages import GrammarSpec
-from tests.grammar.toolkit import Toolkit, allowed
+from tests.grammar.toolkit import Toolkit, allowed, is_valid
 
 WEATHER = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
 WRITE = {"type": "object", "properties": {"c": {"type": "string", "maxLength": 10_000}}, "required": ["c"]}
@@ -131,3 +131,66 @@ def test_bad_tags_name_the_place(kit: Toolkit, document: str, place: str) -> Non
 def test_only_xgrammar_reads_tags(kit: Toolkit) -> None:
     with pytest.raises(InvalidRequest, match="llguidance cannot"):
         kit.compile(triggered(tool("get_weather", WEATHER)), "llguidance")
+
+
+def bounded(kit: Toolkit, **bounds: int) -> tuple[dict[str, Any], Any]:
+    schema = {"type": "object", "properties": {"c": {"type": "string", **bounds}}, "required": ["c"]}
+    return schema, kit.compile(triggered(tool("w", schema)))
+
+
+def written(text: str) -> str:
+    return call("w", json.dumps({"c": text}, ensure_ascii=False))
+
+
+def test_bounded_strings_keep_their_escapes(kit: Toolkit) -> None:
+    """A file of code under maxLength 10,000: some line breaks among long lines, or hundreds among short ones."""
+    _, compiled = bounded(kit, maxLength=10_000)
+    code = 'def f(x):\n    """What it is."""\n    return "a\\\\b" + x\n\n\n' * 15
+    for text in ["a\nb", code, "a\n" * 1000, "x" * 600 + '\n"' + "x" * 600, "\n\n\u0001\t" * 100, "x" * 1000]:
+        assert kit.takes(compiled, written(text)), text
+    _, small = bounded(kit, maxLength=40)
+    for text in ['He said "no".\n', "x" * 40, "", "\n"]:
+        assert kit.takes(small, written(text)), text
+
+
+@pytest.mark.parametrize("bounds", [{"maxLength": 9}, {"maxLength": 24}, {"minLength": 3, "maxLength": 20}])
+def test_no_way_to_write_a_bounded_string_gets_beyond_its_bounds(kit: Toolkit, bounds: dict[str, int]) -> None:
+    schema, compiled = bounded(kit, **bounds)
+    longest = bounds["maxLength"]
+    for period in range(1, longest + 2):  # an escape after every so many characters
+        for n in range(longest - 2, longest + 3):
+            text = "".join("\n" if i % period == period - 1 else "x" for i in range(n))
+            if kit.takes(compiled, written(text)):
+                assert is_valid(schema, json.dumps({"c": text})), text
+    walked = 0
+    for seed in range(12):
+        text = kit.random_text(compiled_after(kit, schema), seed)
+        if text is not None:
+            walked += 1
+            assert is_valid(schema, text), text
+    assert walked
+
+
+def compiled_after(kit: Toolkit, schema: dict[str, Any]) -> Any:
+    """The tag's content alone, so that a walk stands inside it from the start."""
+    return kit.compile(spec({"type": "json_schema", "json_schema": schema}))
+
+
+def test_at_least_so_many_characters(kit: Toolkit) -> None:
+    _, compiled = bounded(kit, minLength=10)
+    assert kit.takes(compiled, written("0123456789\n\n" + "x" * 99))
+    assert not kit.takes(compiled, written("012345678"))
+    assert not kit.takes(compiled, written("\n12345678"))
+
+
+def test_what_only_llguidance_enforces_names_the_place_the_keyword_and_both_engines(kit: Toolkit) -> None:
+    for prop, place, word in (
+        ({"type": "number", "multipleOf": 0.37}, "/properties/c/multipleOf", "multipleOf"),
+        ({"type": "string", "pattern": "^a+b+$", "maxLength": 9}, "/properties/c", "a pattern or format together with"),
+    ):
+        schema = {"type": "object", "properties": {"c": prop}}
+        with pytest.raises(InvalidRequest) as caught:
+            kit.compile(triggered(tool("w", schema)))
+        message = str(caught.value)
+        for part in (f"JSON schema at '{place}", word, "xgrammar cannot", "llguidance, which can, reads no tags"):
+            assert part in message, message
