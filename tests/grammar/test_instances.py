@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from runtime.errors import InvalidRequest
 from runtime.grammar.backends import BackendName
-from tests.grammar.test_random_schemas import BOUNDS, KEYS, SCHEMAS, VALUES
+from tests.grammar.test_random_schemas import BOUNDS, KEYS, SCALARS, SCHEMAS, VALUES
 from tests.grammar.toolkit import Toolkit, is_valid, schema_spec
 
 LESS = {"not", "if", "oneOf"}  # complements are smaller than they could be
@@ -53,21 +53,28 @@ def derive(draw: Any, schema: Any) -> Any:
         case "boolean":
             return draw(st.booleans())
         case "integer":
-            return draw(BOUNDS.map(int) | st.integers(-12, 120))
+            return int(draw(near_bounds(schema)))
         case "number":
-            return draw(BOUNDS | st.integers(-12, 120) | st.sampled_from([0.5, -2.75, 6, 3.25]))
+            return draw(near_bounds(schema))
         case "string":
             return draw(STRINGS)
         case "array":
             return items(draw, schema)
         case None if "minimum" in schema and not {"properties", "required"} & set(schema):
-            return draw(BOUNDS)
+            return draw(near_bounds(schema))
     return properties(draw, [part for part in parts if part.get("type", "object") == "object"])
 
 
+def near_bounds(schema: dict[str, Any]) -> st.SearchStrategy[Any]:
+    named = [schema[k] for k in ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum") if k in schema]
+    near = [bound + step for bound in named for step in (-1, -0.25, 0, 0.25, 1)]
+    return st.sampled_from([*near, *[bound for bound in named for _ in "abc"], -12, -2.75, 0, 0.5, 3.25, 6, 120])
+
+
 def items(draw: Any, schema: dict[str, Any]) -> list[Any]:
-    found = [derive(draw, part) for part in schema.get("prefixItems", ())[: draw(st.integers(0, 3))]]
-    while len(found) < draw(st.integers(0, 3)):
+    found = [derive(draw, part) for part in schema.get("prefixItems", ())[: draw(st.integers(0, 4))]]
+    length = draw(st.integers(0, 4))
+    while len(found) < length:
         at = len(found)
         some = schema.get("prefixItems", ())
         wanted = some[at] if at < len(some) else schema.get("items", True)
@@ -129,14 +136,14 @@ def written(value: Any) -> str:
 
 
 @pytest.mark.parametrize("backend", ["llguidance", "xgrammar"])
-@settings(max_examples=80, deadline=None, suppress_health_check=list(HealthCheck))
-@given(schema=SCHEMAS, data=st.data())
+@settings(max_examples=120, deadline=None, suppress_health_check=list(HealthCheck))
+@given(schema=st.booleans().flatmap(lambda alone: SCALARS if alone else SCHEMAS), data=st.data())
 def test_valid_values_are_taken_and_no_others(kit: Toolkit, backend: BackendName, schema: Any, data: Any) -> None:
     try:
         compiled = kit.compile(schema_spec(schema), backend)
     except InvalidRequest:
         return
-    for _ in range(3):
+    for _ in range(4):
         value = derive(data.draw, schema)
         text = written(value)
         if not is_valid(schema, text):
