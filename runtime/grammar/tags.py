@@ -28,6 +28,7 @@ _FORMATS = frozenset(
     }
 )  # fmt: skip
 _CHILDREN = ("content", "elements", "tags", "format")
+_COUNTED = ("max_chars", "max_tokens")  # of free text: xgrammar counts with a state for each
 
 
 def rewrite(document: Any, whitespace: str, limits: Limits) -> tuple[str, list[Grammar] | None]:
@@ -75,7 +76,8 @@ class _Rewriter:
         self.grammars: list[Grammar] = []
         self.foreign = False
 
-    def format(self, node: Any, where: str, depth: int = 0) -> dict[str, Any]:
+    def format(self, node: Any, where: str, depth: int = 0, times: int = 1) -> dict[str, Any]:
+        """`times`: how often all repeats around it write it out."""
         if not isinstance(node, dict):
             reject(f"structural_tag at '{where}': must be an object.", PARAM)
         kind = node.get("type", "tag" if "begin" in node else None)
@@ -87,20 +89,47 @@ class _Rewriter:
             self._n_tags += 1
             if self._n_tags > MAX_TAGS:
                 reject(f"structural_tag: more than {MAX_TAGS} tags.", PARAM)
-        self.foreign |= kind == "grammar"
+        self.foreign |= kind in ("grammar", "repeat") or any(node.get(key) is not None for key in _COUNTED)
         if kind in ("json_schema", "keyword_arguments"):
             return self._schema(node.get("json_schema", True), where, keywords=kind == "keyword_arguments")
         if kind == "marker" and not (isinstance(node.get("text"), str) and node["text"]):
             reject(f"structural_tag at '{where}/text': must be a non-empty string.", PARAM)
         if kind == "regex":
             return self._regex(node.get("pattern"), where)
-        children = {key: self._child(node[key], f"{where}/{key}", depth) for key in node if key in _CHILDREN}
+        self._check(kind, node, where)
+        if kind == "repeat":
+            times *= max(1, node["min"], node["max"])
+            if times > self._limits.nested_repeat:
+                reject(
+                    f"structural_tag at '{where}': repeated more than {self._limits.nested_repeat} times in all.", PARAM
+                )
+        children = {key: self._child(node[key], f"{where}/{key}", depth, times) for key in node if key in _CHILDREN}
         return {**node, "type": kind, **children}
 
-    def _child(self, value: Any, where: str, depth: int) -> Any:
+    def _check(self, kind: str, node: dict[str, Any], where: str) -> None:
+        """Refuse what an engine of grammars would be slow to refuse, or would not."""
+        if kind == "const_string" and not isinstance(node.get("value"), str):
+            reject(f"structural_tag at '{where}/value': must be a string.", PARAM)
+        if kind in ("sequence", "or") and not (isinstance(node.get("elements"), list) and node["elements"]):
+            reject(f"structural_tag at '{where}/elements': must be a non-empty array.", PARAM)
+        if kind in ("optional", "plus", "star", "repeat", "tag") and "content" not in node:
+            reject(f"structural_tag at '{where}/content': is missing.", PARAM)
+        counts = [(key, node.get(key)) for key in (("min", "max") if kind == "repeat" else _COUNTED)]
+        for key, count in counts:
+            if count is None and kind != "repeat":
+                continue
+            least = -1 if key == "max" else 0  # -1: no end
+            if isinstance(count, bool) or not isinstance(count, int) or count < least:
+                reject(f"structural_tag at '{where}/{key}': must be an integer of at least {least}.", PARAM)
+            if count > self._limits.nested_repeat:
+                reject(f"structural_tag at '{where}/{key}': must be {self._limits.nested_repeat} at most.", PARAM)
+        if kind == "repeat" and -1 < node["max"] < node["min"]:
+            reject(f"structural_tag at '{where}/max': must not be below min.", PARAM)
+
+    def _child(self, value: Any, where: str, depth: int, times: int) -> Any:
         if isinstance(value, list):
-            return [self.format(v, f"{where}/{i}", depth + 1) for i, v in enumerate(value)]
-        return self.format(value, where, depth + 1)
+            return [self.format(v, f"{where}/{i}", depth + 1, times) for i, v in enumerate(value)]
+        return self.format(value, where, depth + 1, times)
 
     def _schema(self, schema: Any, where: str, *, keywords: bool) -> dict[str, Any]:
         make = keyword_grammar if keywords else schema_grammar
