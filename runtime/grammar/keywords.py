@@ -19,11 +19,14 @@ from runtime.grammar.nodes import (
     Node,
     Number,
     Object,
+    Resolve,
     String,
+    Union,
+    conj,
 )
 from runtime.grammar.numbers import MAX_BOUND_DIGITS, Bound
 from runtime.grammar.regex import RegexError, parse_search
-from runtime.grammar.regular import Regex, alt, lengths, lit
+from runtime.grammar.regular import ANY_CHAR, NOTHING, Regex, alt, lengths, lit, none_of, repeat
 from runtime.grammar.seen import Seen
 
 PARAM = "json_schema"
@@ -116,17 +119,35 @@ def number(schema: Mapping[str, Any], where: str, *, integer: bool) -> Node:
     return Number(integer, low, high, multiples, where=where)
 
 
+def check_multiples(node: Number, where: str) -> None:
+    """Refuse multiples so fine that one beside a strict bound would be parsed as the bound."""
+    strict = [bound.value for bound in (node.low, node.high) if bound is not None and bound.strict]
+    if not node.multiples or not strict:
+        return
+    places = max(-int(value.normalize().as_tuple().exponent) for value in (*strict, *node.multiples))
+    digits = max(value.adjusted() for value in strict) + 1 + places
+    why = "multipleOf beside an exclusive bound, of more than 15 digits together, cannot be enforced"
+    check(digits <= 15, where, f"{why}, neither by xgrammar nor by llguidance")
+
+
 def _bound(schema: Mapping[str, Any], plain: str, strict: str, where: str, pick: Callable[..., Any]) -> Bound | None:
     exclusive = schema.get(strict, False)
     bounds: list[Bound] = []
     if plain in schema:
-        bounds.append(Bound(decimal(schema[plain], f"{where}/{plain}"), exclusive is True))  # draft 4: a flag
+        value = _end(schema[plain], f"{where}/{plain}", pick)
+        bounds.append(Bound(value, exclusive is True))  # draft 4: a flag
     if not isinstance(exclusive, bool):
-        bounds.append(Bound(decimal(exclusive, f"{where}/{strict}"), True))
+        bounds.append(Bound(_end(exclusive, f"{where}/{strict}", pick), True))
     result: Bound | None = None
     for bound in bounds:
         result = _inner(result, bound, pick)
     return result
+
+
+def _end(value: Any, where: str, pick: Callable[..., Any]) -> Decimal:
+    """A bound. Where its text is no integer most readers take the nearest double, and compare integers with that."""
+    exact = decimal(value, where)
+    return exact if isinstance(value, int) or abs(exact) <= 2**53 else pick(exact, Decimal(float(exact)))
 
 
 def _inner(a: Bound | None, b: Bound, pick: Callable[..., Any]) -> Bound:
@@ -228,7 +249,7 @@ def _tuple_and_rest(schema: Mapping[str, Any], where: str, node_of: NodeOf) -> t
     return [node_of(s, f"{where}/{at}/{i}") for i, s in enumerate(listed)], node_of(rest, f"{where}/{rest_at}")
 
 
-def object_(schema: Mapping[str, Any], where: str, node_of: NodeOf) -> Node:
+def object_(schema: Mapping[str, Any], where: str, node_of: NodeOf, resolve: Resolve) -> Node:
     props = _mapping(schema, "properties", where)
     patterns = _mapping(schema, "patternProperties", where)
     key_patterns = tuple(
@@ -239,7 +260,7 @@ def object_(schema: Mapping[str, Any], where: str, node_of: NodeOf) -> Node:
     )
     nodes = {k: node_of(s, f"{where}/properties/{escape(k)}") for k, s in props.items()}
     additional = schema.get("additionalProperties", None)
-    names = (_key_names(schema["propertyNames"], where, node_of),) if "propertyNames" in schema else ()
+    names = (_key_names(schema["propertyNames"], where, node_of, resolve),) if "propertyNames" in schema else ()
     low, high = count(schema, "minProperties", where, 0), count(schema, "maxProperties", where, None)
     if high is not None and low > high:
         return Never()
@@ -270,16 +291,30 @@ def _mapping(schema: Mapping[str, Any], keyword: str, where: str) -> dict[str, A
     return value
 
 
-def _key_names(schema: Any, where: str, node_of: NodeOf) -> String:
+def _key_names(schema: Any, where: str, node_of: NodeOf, resolve: Resolve) -> String:
     """`propertyNames` as constraints on a string."""
     at = f"{where}/propertyNames"
-    node = node_of(schema, at)
-    parts = node.nodes if hasattr(node, "nodes") else (node,)
-    strings = [p for p in parts if isinstance(p, String)]
-    words = [v for p in parts if isinstance(p, Literal) for v in p.values if isinstance(v, str)]
-    if isinstance(node, Anything):
-        return String()
-    check(len(strings) + bool(words) <= 1, at, "alternatives here cannot be enforced by xgrammar or llguidance")
-    if strings:
-        return strings[0]
-    return String(patterns=(alt(*(lit(w) for w in words)),))
+    node = conj(String(), node_of(schema, at), resolve)
+    parts = node.nodes if isinstance(node, Union) else (node,)
+    if isinstance(node, String):
+        return node
+    return String(patterns=(alt(*(_key_regex(part, at) for part in parts)),))
+
+
+def _key_regex(node: Node, where: str) -> Regex:
+    """One alternative as one expression."""
+    match node:
+        case Never():
+            return NOTHING
+        case Literal(values):
+            return alt(*(lit(v) for v in values if isinstance(v, str)))
+        case String(0, None, (), excluded):
+            return none_of(excluded)
+        case String(low, high, (), ()):
+            return repeat(ANY_CHAR, low, high)
+        case String(low, high, (pattern,), ()):
+            shortest, longest = lengths(pattern)
+            if low <= shortest and (high is None or (longest is not None and longest <= high)):
+                return pattern
+    check(False, where, "alternatives here cannot be enforced by xgrammar or llguidance")
+    return NOTHING

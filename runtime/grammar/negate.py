@@ -31,17 +31,20 @@ _SILENT = frozenset({"title", "description", "default", "examples", "$comment", 
 
 
 class Negator:
-    """Negates raw schemas of one document. `node_of` normalises, `lookup` follows a reference, `pointer` places it."""
+    """Negates raw schemas of one document. `node_of` normalises, `lookup` follows a reference, `pointer` places it,
+    `read` leaves out what says nothing in a schema's draft."""
 
     def __init__(
         self,
         node_of: Callable[[Any, str], Node],
         lookup: Callable[[str, str], Any],
         pointer: Callable[[str, str], str],
+        read: Callable[[Any, str], Any],
     ) -> None:
         self._node_of = node_of
         self._lookup = lookup
         self._pointer = pointer
+        self._read = read
         self._depth = 0
 
     def negate(self, schema: Any, where: str) -> Node:
@@ -50,6 +53,7 @@ class Negator:
             return Never() if schema else Anything()
         kw.check(isinstance(schema, dict), where, "a schema must be an object or a boolean")
         self._node_of(schema, where)  # malformed keywords are reported as such
+        schema = self._read(schema, where)
         self._depth += 1
         kw.check(self._depth <= 32, where, "negations nested this deep cannot be enforced")
         try:

@@ -1,22 +1,23 @@
 """Regular expressions of the JSON numbers inside an interval. Bounds are exact decimals.
 
-Bounded non-integers are written without exponent and with at most `_SLACK` digits more than their bound, so two
-texts that differ also differ as doubles and an exclusive bound stays exclusive after parsing.
+Bounded non-integers are written without exponent and with at most `_SLACK` digits more than their bound (zeros right
+behind a strict one not counted). A text is inside as it stands and once it is parsed as a double: one that would be
+rounded onto a strict bound is left out. Integers keep their digits, as in every reader that has integers.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from decimal import ROUND_CEILING, ROUND_FLOOR, Context, Decimal
+from operator import ge, gt, le, lt
+from typing import Any
 
 from runtime.grammar.regular import DIGIT, EMPTY, NOTHING, Regex, alt, chars, lit, opt, repeat, seq
 
 MAX_BOUND_DIGITS = 40
-_WIDE = Context(prec=2 * MAX_BOUND_DIGITS + 2)  # no sum of bounds is rounded
 _SLACK = 12
-_STRICT_ZEROS = 4
-_EXACT = Decimal(10) ** 11  # below it, `bound + 10**-_STRICT_ZEROS` and the bound are different doubles
-_TAIL = repeat(DIGIT, 0, _SLACK)
+_WIDE = Context(prec=4 * MAX_BOUND_DIGITS + _SLACK)  # nothing done to a bound is rounded
+_EXACT = 2**53  # up to it every integer is a double
 _NONZERO = chars((0x31, 0x39))
 _ANY_FRACTION = opt(seq(lit("."), repeat(DIGIT, 1, _SLACK)))
 
@@ -55,17 +56,22 @@ def numbers(low: Bound | None, high: Bound | None) -> Regex:
     """Numbers of the interval; NOTHING if it is empty."""
     if low is None and high is None:
         return ANY_NUMBER
-    low, high = _shift(low, 1), _shift(high, -1)
+    places = _SLACK + max(len(_split(end.value)[1]) for end in (low, high) if end is not None)
+    as_doubles = _between(_kept_off(low, 1, places), _kept_off(high, -1, places), places)
+    return as_doubles if as_doubles != NOTHING else integers(low, high)
+
+
+def _between(low: Bound | None, high: Bound | None, places: int) -> Regex:
     branches: list[Regex] = []
     if high is None or high.value > 0 or (high.value == 0 and not high.strict):
         floor = low if low is not None and low.value >= 0 else Bound(Decimal(0))
-        branches.append(_positives(floor, high))
+        branches.append(_positives(floor, high, places))
     if low is None or low.value < 0:
         mirrored = None if low is None else Bound(low.value.copy_negate(), low.strict)
         smallest = Bound(Decimal(0), True)
         if high is not None and high.value < 0:
             smallest = Bound(high.value.copy_negate(), high.strict)
-        branches.append(seq(lit("-"), _positives(smallest, mirrored)))
+        branches.append(seq(lit("-"), _positives(smallest, mirrored, places)))
     return alt(*branches)
 
 
@@ -83,11 +89,34 @@ def _last_integer(high: Bound | None) -> int | None:
     return last - 1 if high.strict and last == high.value else last
 
 
-def _shift(bound: Bound | None, towards: int) -> Bound | None:
-    """Where a double cannot tell a value just past a strict bound from it, keep a distance of 1."""
-    if bound is None or not bound.strict or abs(bound.value) < _EXACT:
+def _kept_off(bound: Bound | None, towards: int, places: int) -> Bound | None:
+    """The bound, or where a text of so many decimal places could be rounded past it, the first that is not."""
+    if bound is None:
+        return None
+    unit = Decimal(towards).scaleb(-places, _WIDE)
+    nearest = _WIDE.add(bound.value, unit) if bound.strict else bound.value
+    if _holds(nearest, bound, towards):
         return bound
-    return Bound(_WIDE.add(bound.value, Decimal(towards)))
+    steps = 1
+    while not _holds(_WIDE.fma(unit, Decimal(steps), bound.value), bound, towards):
+        steps *= 2
+    missed = steps // 2
+    while steps - missed > 1:
+        middle = (steps + missed) // 2
+        if _holds(_WIDE.fma(unit, Decimal(middle), bound.value), bound, towards):
+            steps = middle
+        else:
+            missed = middle
+    return Bound(_WIDE.fma(unit, Decimal(steps), bound.value))
+
+
+def _holds(value: Decimal, bound: Bound, towards: int) -> bool:
+    """Whether a number is inside, exactly and as doubles; beyond 2**53 also one of them exactly and one as a double."""
+    inside: Any = (gt if bound.strict else ge) if towards > 0 else (lt if bound.strict else le)
+    pairs: list[tuple[Any, Any]] = [(value, bound.value), (float(value), float(bound.value))]
+    if abs(bound.value) > _EXACT:
+        pairs += [(value, float(bound.value)), (float(value), bound.value)]
+    return all(inside(a, b) for a, b in pairs)
 
 
 def _naturals(low: int, high: int | None) -> Regex:
@@ -123,22 +152,23 @@ def _same_length(low: str, high: str) -> Regex:
     )
 
 
-def _positives(low: Bound, high: Bound | None) -> Regex:
-    """Decimals from low >= 0 up, without sign."""
+def _positives(low: Bound, high: Bound | None, places: int) -> Regex:
+    """Decimals from low >= 0 up, without sign, of so many places next to a bound."""
     if high is not None and (low.value > high.value or (low.value == high.value and (low.strict or high.strict))):
         return NOTHING
     whole, fraction = _split(low.value)
     floor = (fraction, low.strict)
     if high is None:
-        return alt(seq(lit(str(whole)), _fraction(floor, None)), seq(_naturals(whole + 1, None), _ANY_FRACTION))
+        first = seq(lit(str(whole)), _fraction(floor, None, places))
+        return alt(first, seq(_naturals(whole + 1, None), _ANY_FRACTION))
     top, top_fraction = _split(high.value)
     ceiling = (top_fraction, high.strict)
     if whole == top:
-        return seq(lit(str(whole)), _fraction(floor, ceiling))
+        return seq(lit(str(whole)), _fraction(floor, ceiling, places))
     return alt(
-        seq(lit(str(whole)), _fraction(floor, None)),
+        seq(lit(str(whole)), _fraction(floor, None, places)),
         seq(_naturals(whole + 1, top - 1), _ANY_FRACTION),
-        seq(lit(str(top)), _fraction(None, ceiling)),
+        seq(lit(str(top)), _fraction(None, ceiling, places)),
     )
 
 
@@ -151,9 +181,9 @@ def _split(value: Decimal) -> tuple[int, str]:
 _End = tuple[str, bool] | None  # digits still to compare with, and whether the bound is strict
 
 
-def _fraction(low: _End, high: _End) -> Regex:
+def _fraction(low: _End, high: _End, places: int) -> Regex:
     """What may follow the whole part: nothing, or '.' and digits."""
-    digits = _digits(low, high)
+    digits = _digits(low, high, places)
     body = NOTHING if digits == NOTHING else seq(lit("."), digits)
     if body == NOTHING:
         return EMPTY if _zero_fits(low, high) else NOTHING
@@ -167,24 +197,28 @@ def _zero_fits(low: _End, high: _End) -> bool:
     return above and below
 
 
-def _digits(low: _End, high: _End) -> Regex:
-    """One or more digits, compared digit by digit with the bounds."""
+def _digits(low: _End, high: _End, room: int) -> Regex:
+    """One to `room` digits, compared digit by digit with the bounds."""
     if low == ("", False):
         low = None
+    if room == 0:
+        return NOTHING
     if low is None and high is None:
-        return repeat(DIGIT, 1, _SLACK)
+        return repeat(DIGIT, 1, room)
     if low == ("", True) and high is None:
-        return seq(repeat(lit("0"), 0, _STRICT_ZEROS - 1), _NONZERO, _TAIL)
+        return seq(repeat(lit("0"), 0, room - 1), _NONZERO, repeat(DIGIT, 0, room - 1))
     if high is not None and high[0] == "":
-        return NOTHING if high[1] or low is not None else repeat(lit("0"), 1, _SLACK)
-    branches: list[Regex] = []
+        return NOTHING if high[1] or low is not None else repeat(lit("0"), 1, room)
+    alike: dict[tuple[_End, _End], str] = {}
     for digit in "0123456789":
         next_low, next_high = _advance(low, digit, 1), _advance(high, digit, -1)
-        if next_low == "out" or next_high == "out":
-            continue
-        more, ends = _digits(next_low, next_high), _zero_fits(next_low, next_high)  # type: ignore[arg-type]
-        branches.append(seq(lit(digit), opt(more) if ends else more))
-    return _group_digits(branches)
+        if not isinstance(next_low, str) and not isinstance(next_high, str):
+            alike[next_low, next_high] = alike.get((next_low, next_high), "") + digit
+    branches: list[Regex] = []
+    for (next_low, next_high), digits in alike.items():
+        more = _digits(next_low, next_high, room - 1)
+        branches.append(seq(chars(digits), opt(more) if _zero_fits(next_low, next_high) else more))
+    return alt(*branches)
 
 
 def _advance(end: _End, digit: str, side: int) -> _End | str:
@@ -197,14 +231,3 @@ def _advance(end: _End, digit: str, side: int) -> _End | str:
         return digits[1:], strict
     inside = digit > wanted if side > 0 else digit < wanted
     return None if inside else "out"
-
-
-def _group_digits(branches: list[Regex]) -> Regex:
-    """Merge branches that differ in their first digit only."""
-    tails: dict[Regex, list[Regex]] = {}
-    for branch in branches:
-        if branch == NOTHING:
-            continue
-        items = getattr(branch, "items", (branch,))
-        tails.setdefault(seq(*items[1:]), []).append(items[0])
-    return alt(*(seq(alt(*firsts), tail) for tail, firsts in tails.items()))

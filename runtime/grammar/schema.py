@@ -1,7 +1,8 @@
 """JSON Schema to normal form. What cannot be enforced exactly is refused with the JSON pointer of its keyword.
 
-Drafts 4 to 2020-12 as far as they speak of values a grammar can hold. Keywords without a meaning for validity
-(titles, defaults, `x-...`, unknown words) are ignored, as the standard says. `nullable` is read as OpenAPI means it.
+Drafts 4 to 2020-12 as far as they speak of values a grammar can hold; where `$schema` declares one, that one alone.
+Keywords without a meaning for validity (titles, defaults, `x-...`, unknown words) are ignored, as the standard says.
+Where no draft is declared `nullable` is read as OpenAPI means it.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from urllib.parse import unquote
 
 from runtime.errors import InvalidRequest
 from runtime.grammar import keywords as kw
+from runtime.grammar.dialects import Dialects
 from runtime.grammar.disjoint import disjoint
 from runtime.grammar.locate import keyword_place
 from runtime.grammar.negate import Negator
@@ -24,6 +26,7 @@ from runtime.grammar.nodes import (
     Literal,
     Never,
     Node,
+    Number,
     Object,
     Ref,
     TooComplex,
@@ -59,7 +62,8 @@ class Normaliser:
         self.document = document
         self._done: dict[str, Node] = {}
         self._open: set[str] = set()
-        self._negator = Negator(self.node, self.lookup, self.pointer)
+        self._dialects = Dialects(document)
+        self._negator = Negator(self.node, self.lookup, self.pointer, self._dialects.read)
 
     def root(self) -> Node:
         return self.resolve("#")
@@ -100,7 +104,7 @@ class Normaliser:
         while stack:
             at, place = stack.pop()
             if isinstance(place, dict):
-                if place.get("$anchor") == fragment:
+                if self._dialects.of(place).anchors(place, fragment):
                     return at
                 stack += ((f"{at}/{escape(key)}", part) for key, part in place.items())
             elif isinstance(place, list):
@@ -113,13 +117,15 @@ class Normaliser:
             return Anything() if schema else Never()
         if not isinstance(schema, dict):
             refuse(where, "a schema must be an object or a boolean.")
+        dialect = self._dialects.of(schema)
+        said = dialect.read(schema, where)
         for keyword, what in _REFUSED.items():
-            if keyword in schema:
+            if keyword in said:
                 cannot(f"{where}/{keyword}", what)
-        if "$id" in schema and where:
-            cannot(f"{where}/$id", "a schema document inside another")
+        if where and dialect.is_document(schema):
+            cannot(f"{where}/{dialect.identity}", "a schema document inside another")
         try:
-            return self._merge(schema, where)
+            return self._merge(said, where)
         except TooComplex as error:
             refuse(keyword_place(self.document, where, str(error)), f"{error}.")
 
@@ -137,6 +143,9 @@ class Normaliser:
         if "if" in schema:
             parts.append(self._conditional(schema, where))
         node = conj_all(parts, self.resolve)
+        for part in node.nodes if isinstance(node, Union) else (node,):
+            if isinstance(part, Number):
+                kw.check_multiples(part, f"{where}/multipleOf")
         if "oneOf" in schema:
             node = self._one_of(schema["oneOf"], node, f"{where}/oneOf")
         return self._close(node, schema, where)
@@ -165,7 +174,7 @@ class Normaliser:
             case "array":
                 return kw.array(schema, where, self.node)
             case "object":
-                return kw.object_(schema, where, self.node)
+                return kw.object_(schema, where, self.node, self.resolve)
         return TYPES[name]
 
     def _all_of(self, value: Any, where: str) -> Node:
