@@ -57,8 +57,16 @@ def numbers(low: Bound | None, high: Bound | None) -> Regex:
     if low is None and high is None:
         return ANY_NUMBER
     places = _SLACK + max(len(_split(end.value)[1]) for end in (low, high) if end is not None)
-    as_doubles = _between(_kept_off(low, 1, places), _kept_off(high, -1, places), places)
-    return as_doubles if as_doubles != NOTHING else integers(low, high)
+    first, last = _kept_off(low, 1, places), _kept_off(high, -1, places)
+    as_doubles = _between(first, last, places)
+    if not any(map(_is_large, (low, high))):
+        return as_doubles
+    return alt(as_doubles, integers(low if _is_large(low) else first, high if _is_large(high) else last))
+
+
+def _is_large(bound: Bound | None) -> bool:
+    """Whether integers next to it may not be doubles; texts of integers are read exactly."""
+    return bound is not None and abs(bound.value) >= _EXACT
 
 
 def _between(low: Bound | None, high: Bound | None, places: int) -> Regex:
@@ -114,7 +122,7 @@ def _holds(value: Decimal, bound: Bound, towards: int) -> bool:
     """Whether a number is inside, exactly and as doubles; beyond 2**53 also one of them exactly and one as a double."""
     inside: Any = (gt if bound.strict else ge) if towards > 0 else (lt if bound.strict else le)
     pairs: list[tuple[Any, Any]] = [(value, bound.value), (float(value), float(bound.value))]
-    if abs(bound.value) > _EXACT:
+    if _is_large(bound):
         pairs += [(value, float(bound.value)), (float(value), bound.value)]
     return all(inside(a, b) for a, b in pairs)
 
