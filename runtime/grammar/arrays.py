@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol
 
-from runtime.grammar.nodes import Array, Contains, Literal, Never, Node, TooComplex, item_node, literals
+from runtime.grammar.nodes import Array, Contains, Literal, Node, TooComplex, item_node, literals
 from runtime.grammar.rules import EMPTY_TEXT, NOTHING_FITS, Expr, choice, join, many
 
 MAX_PREFIX = 256
