@@ -81,6 +81,19 @@ def forced_run(state: State, request: Request, *, mixed: bool) -> list[int]:
     return [] if last is None else [last]
 
 
+def next_forced(state: State, request: Request) -> int | None:
+    """The token that must come next. It is taken even where it is no jump: else whether a text is written in the
+    tokenizer's own tokens would depend on what happened to be in flight."""
+    if not state.config.jump_forward or request.grammar is None:
+        return None
+    cursor = request.grammar.cursor
+    if cursor.goes_on(unforced=True):
+        return None
+    room = int(state.rows.limit[request.slot]) - int(state.rows.known[request.slot])
+    tokens: list[int] = cursor.forced_tokens(min(MAX_JUMP, room))
+    return tokens[0] if tokens else None
+
+
 def last_token(request: Request) -> int | None:
     """The token that completes the grammar, where nothing else may come."""
     assert request.grammar is not None

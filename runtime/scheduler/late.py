@@ -6,7 +6,7 @@ import numpy as np
 
 from runtime.request import Request
 from runtime.scheduler.batch import Planned
-from runtime.scheduler.grammar import fill_mask
+from runtime.scheduler.grammar import fill_mask, next_forced
 from runtime.scheduler.release import fail
 from runtime.scheduler.sampling import build_adjust
 from runtime.scheduler.state import State
@@ -38,6 +38,9 @@ def _adjust(state: State, request: Request, sample: int) -> Adjust:
     mask = None
     if request.grammar is not None:
         try:
+            forced = next_forced(state, request)
+            if forced is not None:
+                return Adjust(sample, forced=forced)
             mask = fill_mask(request)
         except Exception as err:
             fail(state, request, err)
