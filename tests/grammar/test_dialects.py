@@ -150,6 +150,10 @@ def test_what_is_produced_is_valid_in_the_declared_draft(kit: Toolkit, schema: A
     schema = {"$schema": DRAFTS[draft], **(schema if isinstance(schema, dict) else {})}
     kind = jsonschema.validators.validator_for(schema)
     assume(kind(kind.META_SCHEMA).is_valid(schema))
+    written = json.dumps(
+        schema
+    )  # jsonschema's 2019-09 forgets that a schema under additionalProperties evaluates a key
+    assume(draft != "2019" or "unevaluatedProperties" not in written or "additionalProperties" not in written)
     for backend in BACKENDS:
         try:
             compiled = kit.compile(schema_spec(schema), backend)
