@@ -17,6 +17,7 @@ from typing import Any, NoReturn
 from runtime.grammar.arrays import array_body
 from runtime.grammar.empty import is_empty
 from runtime.grammar.jsontext import QUOTE, plain_only, quoted, text_of
+from runtime.grammar.keywords import check_multiples
 from runtime.grammar.locate import keyword_place
 from runtime.grammar.nodes import (
     Anything,
@@ -302,6 +303,7 @@ def number_expr(node: Number) -> Expr:
     if not _has_multiple(node, step):
         return NOTHING_FITS
     where = f"{node.where}/multipleOf"
+    check_multiples(node, where)  # again: merging may have brought the bound beside it
     schema: dict[str, object] = {"type": "integer" if node.integer else "number", "multipleOf": _plain(step, where)}
     for bound, plain, strict in (
         (node.low, "minimum", "exclusiveMinimum"),

@@ -201,6 +201,13 @@ def test_multiples_too_fine_for_a_strict_bound_are_refused() -> None:
         assert schema_grammar(Limits().parse(schema.replace("{", '{"type": "number", ', 1), "json_schema"), "fixed")
 
 
+def test_such_multiples_are_refused_where_only_merging_brings_them_together() -> None:
+    parts = ('{"properties": {"a": {"multipleOf": 1e-10}}}', '{"properties": {"a": {"exclusiveMaximum": 1e10}}}')
+    schema = json.loads(f'{{"allOf": [{", ".join(parts)}]}}', parse_float=Decimal)
+    with pytest.raises(InvalidRequest, match="multipleOf beside an exclusive bound"):
+        schema_grammar(schema, "fixed")
+
+
 def test_no_double_between_the_bounds_is_a_400() -> None:
     schema = {"type": "number", "exclusiveMinimum": 0.1, "exclusiveMaximum": nextafter(0.1, inf)}
     with pytest.raises(InvalidRequest, match="no value can match"):
