@@ -8,6 +8,7 @@ from typing import Any
 
 from runtime.errors import InvalidRequest
 from runtime.grammar import formats, pointer
+from runtime.grammar.dialects import PARAM
 from runtime.grammar.nodes import (
     TYPES,
     Anything,
@@ -29,7 +30,6 @@ from runtime.grammar.regex import RegexError, parse_search
 from runtime.grammar.regular import ANY_CHAR, NOTHING, Regex, alt, lengths, lit, none_of, repeat
 from runtime.grammar.seen import Seen
 
-PARAM = "json_schema"
 NodeOf = Callable[[Any, str], Node]
 
 _NUMBER = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf")

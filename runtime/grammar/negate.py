@@ -12,6 +12,7 @@ from typing import Any, NoReturn
 
 from runtime.errors import InvalidRequest
 from runtime.grammar import keywords as kw
+from runtime.grammar.dialects import PARAM
 from runtime.grammar.nodes import (
     TYPES,
     Anything,
@@ -103,11 +104,11 @@ class Negator:
 
 def _cannot(where: str, what: str) -> NoReturn:
     message = f"JSON schema at '{where}': {what} cannot be enforced, neither by xgrammar nor by llguidance."
-    raise InvalidRequest(message, param=kw.PARAM)
+    raise InvalidRequest(message, param=PARAM)
 
 
 def _no_definitions(name: str) -> Node:
-    raise InvalidRequest(f"JSON schema: the negated reference '{name}' cannot be enforced.", param=kw.PARAM)
+    raise InvalidRequest(f"JSON schema: the negated reference '{name}' cannot be enforced.", param=PARAM)
 
 
 def _other_types(names: Iterable[str]) -> list[Node]:

@@ -15,7 +15,7 @@ from urllib.parse import unquote
 
 from runtime.errors import InvalidRequest
 from runtime.grammar import keywords as kw
-from runtime.grammar.dialects import Dialects
+from runtime.grammar.dialects import PARAM, Dialects
 from runtime.grammar.disjoint import disjoint
 from runtime.grammar.locate import keyword_place
 from runtime.grammar.negate import Negator
@@ -38,7 +38,6 @@ from runtime.grammar.nodes import (
 from runtime.grammar.pointer import escape, lookup
 from runtime.grammar.unevaluated import close_items, close_keys, unseen
 
-PARAM = "json_schema"
 _NOTHING = object()
 _REFUSED = {
     "$dynamicRef": "dynamic references",
